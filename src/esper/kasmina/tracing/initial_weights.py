@@ -6,11 +6,11 @@ Each parameter of the given model falls into the first class that fits:
 - constant along every axis that changes (zero heads, gammas of 0, 1 or 1e-6): the same constant;
 - a multiple of the identity, or orthogonal: the same at the new shape;
 - torch's default for its layer, within sampling error: torch's default at the new shape;
-- anything else: drawn anew, normal or uniform as given, with a deviation that follows a law.
+- anything else: drawn anew, normal or uniform as given, with a deviation that follows a rule.
 
-Laws say how a standard deviation depends on the shape: by torch's default for the layer (the ratio
+Rules say how a standard deviation depends on the shape: by torch's default for the layer (the ratio
 to it stays), by the fan-in, the fan-out or their sum (Kaiming, Xavier), or not at all (0.02 in a
-GPT). All parameters of one kind of layer follow one law: the one that explains them with the fewest
+GPT). All parameters of one kind of layer follow one rule: the one that explains them with the fewest
 distinct values, where usual values (a gain of sqrt 2, a deviation of 0.02, the deviation of the
 embeddings) count less. Where the evidence is thin the ratio to torch's default stays, because a
 deviation that should have shrunk with the fan-in makes deep networks explode.
@@ -36,7 +36,7 @@ _SIGMAS: Final = 4.0
 _UNIFORM: Final = 1.8
 """Largest value of a uniform parameter, in standard deviations: sqrt 3, and a little."""
 _CLEAR: Final = 0.5
-"""A law replaces torch's default if it needs at most this share of its distinct values."""
+"""A rule replaces torch's default if it needs at most this share of its distinct values."""
 _EDGE: Final = 10.0
 """Of n uniform numbers the largest is less than the bound by this over n once in exp(10) times."""
 _TOLERANCE: Final = 1e-4
@@ -55,10 +55,10 @@ class Fans:
     """Torch's standard deviation for the layer; 0: it is constant."""
 
 
-Law = Callable[[Fans], float]
+Rule = Callable[[Fans], float]
 _GAINS: Final = (1.0, 2**0.5, 3**-0.5, 5 / 3, 0.75)
 """Of lecun, he, torch, tanh and selu."""
-_LAWS: Final[dict[str, tuple[Law, tuple[float, ...]]]] = {
+_RULES: Final[dict[str, tuple[Rule, tuple[float, ...]]]] = {
     "default": (lambda fans: fans.default, (1.0,)),
     "fan_in": (lambda fans: fans.fan_in**-0.5, _GAINS),
     "none": (lambda _: 1.0, tuple(k * 10.0**e for k in (1, 2, 5) for e in range(-6, 2))),
@@ -82,7 +82,7 @@ class _Part:
     deviation: float
     largest: float
     """Absolute value, over all draws."""
-    law: Law = _LAWS["default"][0]
+    rule: Rule = _RULES["default"][0]
     gain: float = 1.0
 
     @property
@@ -114,7 +114,7 @@ class _Part:
         return _orthogonal_gain(self.value)
 
     def is_random(self) -> bool:
-        """Whether its deviation tells of a law."""
+        """Whether its deviation tells of a rule."""
         structured = self.identity_scale or self.orthogonal_gain
         return self.deviation > 0 and not structured and not self.is_default
 
@@ -130,7 +130,7 @@ class _Part:
         elif not self.is_default:
             uniform = self.largest <= _UNIFORM * self.deviation
             new.uniform_(-(3**0.5), 3**0.5) if uniform else new.normal_()
-            new.mul_(self.gain * self.law(fans)).add_(self.mean)
+            new.mul_(self.gain * self.rule(fans)).add_(self.mean)
 
 
 class Initialisation:
@@ -153,7 +153,7 @@ class Initialisation:
             if id(parameter) not in known:
                 known[id(parameter)] = _parts(layer, leaf, every, name in bare)
             self._parts[name] = known[id(parameter)]
-        _find_laws([part for parts in known.values() for part in parts if part.is_random()])
+        _find_rules([part for parts in known.values() for part in parts if part.is_random()])
 
     def redraw(self, name: str, old: Tensor, new: Tensor, layer: nn.Module | None = None) -> Tensor:
         """Return the successor of a parameter, at the shape of `new`.
@@ -200,14 +200,14 @@ def _part(every: Tensor, kind: str, fans: Fans) -> _Part:
     return _Part(every[0].clone(), kind, fans, numbers, mean, deviation, largest)
 
 
-def _find_laws(parts: Sequence[_Part]) -> None:
-    """Set law and gain of every part."""
+def _find_rules(parts: Sequence[_Part]) -> None:
+    """Set rule and gain of every part."""
     seen = [part.deviation for part in parts if part.kind in ("", "Embedding")]
     for kind in dict.fromkeys(part.kind for part in parts):
         group = [part for part in parts if part.kind == kind]
         found = {
-            name: _explained(group, law, usual, seen if name == "none" else ())
-            for name, (law, usual) in _LAWS.items()
+            name: _explained(group, rule, usual, seen if name == "none" else ())
+            for name, (rule, usual) in _RULES.items()
             if name != "default" or all(part.fans.default for part in group)
         }
         if not kind:
@@ -216,14 +216,14 @@ def _find_laws(parts: Sequence[_Part]) -> None:
         best = min(found, key=lambda name: found[name][0])
         chosen = best if found[best][0] <= _CLEAR * found[first][0] else first
         for part, gain in zip(group, found[chosen][1], strict=True):
-            part.law, part.gain = _LAWS[chosen][0], gain
+            part.rule, part.gain = _RULES[chosen][0], gain
 
 
 def _explained(
-    group: Sequence[_Part], law: Law, usual: Sequence[float], free: Sequence[float]
+    group: Sequence[_Part], rule: Rule, usual: Sequence[float], free: Sequence[float]
 ) -> tuple[float, list[float]]:
-    """Return what a law costs, in distinct gains, and the gain of every part."""
-    gains = {i: part.deviation / law(part.fans) for i, part in enumerate(group)}
+    """Return what a rule costs, in distinct gains, and the gain of every part."""
+    gains = {i: part.deviation / rule(part.fans) for i, part in enumerate(group)}
     clusters: list[tuple[float, float]] = []  # gain, numbers
     place: dict[int, int] = {}
     for i in sorted(gains, key=lambda i: -group[i].numbers):
