@@ -239,6 +239,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "EVENT_TYPE_OF",
         "TelemetryEvent",
     ),
+    ".text": ("visible", "visible_in", "visible_lines"),
     ".protocols": (
         "HostProtocol",
         "RewardProtocol",
@@ -450,6 +451,9 @@ if TYPE_CHECKING:
     from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent
     from esper.leyline.telemetry import TelemetryEventType as TelemetryEventType
     from esper.leyline.telemetry import TelemetryLevel as TelemetryLevel
+    from esper.leyline.text import visible as visible
+    from esper.leyline.text import visible_in as visible_in
+    from esper.leyline.text import visible_lines as visible_lines
     from esper.leyline.user_errors import MAX_ERROR_CHARS as MAX_ERROR_CHARS
     from esper.leyline.user_errors import format_error as format_error
     from esper.leyline.user_errors import is_out_of_memory as is_out_of_memory

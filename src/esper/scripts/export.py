@@ -17,6 +17,7 @@ import tyro
 
 from esper.karn.heartbeat import phase
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.output import say
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def export(config: Export) -> None:
     network = result.pick(config.params, config.macs) if limited else result.best
     with phase(f"writing {config.out}"):
         network.export(config.out)
-    print(
+    say(
         f"{config.out}: {network.params:,} parameters, {network.macs:,} MACs, "
         f"test {result.info.metric} {network.test_score:.4f}"
     )

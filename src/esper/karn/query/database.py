@@ -1,7 +1,8 @@
 """Runs one SELECT over the records of a run, in a DuckDB database in memory.
 
 The database has no access to files from the start, and nobody can give it any: it reads nothing but
-tables it was given, whatever a query or a name in a run holds. Parts of events are opened before the query: one that is replaced meanwhile keeps its rows.
+tables it was given, whatever a query or a name in a run holds. Parts of events are opened before
+the query: one that is replaced meanwhile keeps its rows.
 """
 
 from __future__ import annotations
