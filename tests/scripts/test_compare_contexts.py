@@ -56,6 +56,20 @@ def table(path: Path, task: str = "synthetic") -> Path:
 # ---- contexts ----------------------------------------------------------------------------------
 
 
+def test_under_the_compute_clock_larger_networks_train_for_the_same_compute(tmp_path):
+    """What would not pay for another batch is left over."""
+    words = [
+        "--task", "synthetic", "--episode-length", "3", "--batches-per-step", "4", "--seeds", "2",
+        "--batch-size", "8", "--device", "cpu", "--quiet", "--out", str(tmp_path),
+    ]  # fmt: skip
+    assert main(["wait", "static-full:conv_light", *words, "--contexts", "planned"]) == 0
+    found = json.loads((tmp_path / "compare.json").read_text())
+    bare, full = (policy["result"] for policy in found["policies"])
+    assert full["parameters_N"][0] > 2 * bare["parameters_N"][0]
+    assert bare["flops_ratio_N"] == [1.0, 1.0]
+    assert all(0.7 < ratio <= 1.0 for ratio in full["flops_ratio_N"])
+
+
 @pytest.mark.slow
 def test_all_policies_meet_the_same_contexts_whatever_they_may_grow(tmp_path):
     """A policy with fewer blueprints than the task has the caps and budgets of the others."""

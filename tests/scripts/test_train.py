@@ -20,6 +20,7 @@ from matplotlib.image import imread
 from esper.leyline.codec import to_json
 from esper.leyline.protocols import PolicyProtocol
 from esper.nissa.readers import read_jsonl
+from esper.scripts import evaluate
 from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train import main
@@ -35,6 +36,7 @@ from esper.simic.training.runs.folder import (
     read_info,
     read_session_settings,
 )
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo import HeuristicConfig, WaitPolicy
 from esper.tamiyo.grammar import DESCRIPTIONS, parse, parse_all
 from esper.tamiyo.make_policy import load_topology
@@ -219,7 +221,7 @@ def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
     assert {"RUN_STARTED", "SEED_GERMINATED", "STEP_COMPLETED", "RUN_FINISHED"} <= kinds
 
 
-LEARN = ("ppo", *TINY, "--episode-length", "6", "--rounds", "2", "--evaluation-envs", "3")
+LEARN = ("ppo", *TINY, "--episode-length", "4", "--rounds", "2", "--evaluation-envs", "3")
 
 
 def only_run(folder: Path) -> Path:
@@ -252,7 +254,7 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     for found in record["judged"].values():
         assert all(len(found[name]) == 3 for name in ("test_E", "score_test_E", "compute_E"))
     assert record["evaluation_seed"] != record["training"]["seed"]
-    task = TaskConfig("synthetic", episode_length=6, batch_size=16, batches_per_step=1)
+    task = TaskConfig("synthetic", episode_length=4, batch_size=16, batches_per_step=1)
     engine = VectorizedEngine(
         task.spec(), EngineConfig(members=3, seed=EVALUATION_SEED, device="cpu")
     )
@@ -270,18 +272,34 @@ def test_everything_about_a_run_is_in_its_folder(learnt):
     checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert checkpoints == ["round-000001", "round-000002"]
     config = read_config(run)
-    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 6)
+    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 4)
 
 
-def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, tmp_path, capsys):
-    """One round and one more against two at once; events of the second half go elsewhere."""
+class Kill(BaseException):
+    """Ends a run like a kill: nothing catches it."""
+
+
+def test_a_killed_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(
+    learnt, tmp_path, monkeypatch, capsys
+):
+    """Killed in its second round; events of the second session go elsewhere."""
     whole, _ = learnt
-    assert call(*LEARN, "--rounds", "1", "--runs", tmp_path, "--quiet") == 0
+    rollout, begun = VectorizedPPOTrainer.run_rollout, []
+
+    def killed(trainer):
+        begun.append(trainer.engine.round)
+        if len(begun) == 2:
+            raise Kill
+        return rollout(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VectorizedPPOTrainer, "run_rollout", killed)
+        with pytest.raises(Kill):
+            call(*LEARN, "--runs", tmp_path, "--quiet")
     run = only_run(tmp_path)
     before = (run / "events.jsonl").read_bytes()
-    capsys.readouterr()
-    more = ("--rounds", "2", "--evaluation-envs", "3", "--quiet", "--telemetry-dir")
-    assert call("ppo", "--resume", "--runs", tmp_path, *more, tmp_path / "events") == 0
+    events = tmp_path / "events"
+    assert call("ppo", "--resume", run, "--quiet", "--telemetry-dir", events) == 0
     assert "resume: 1 of 2 rounds are done" in capsys.readouterr().err
     reports = [
         json.loads((folder / "report" / "learning.json").read_text()) for folder in (run, whole)
@@ -292,10 +310,20 @@ def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, 
                 del done[measured]
     assert reports[0] == reports[1]
     assert [session.from_round for session in read_info(run).sessions] == [0, 1]
-    assert read_config(run).rounds == 2
     assert (run / "events.jsonl").read_bytes() == before
-    kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
+    kinds = [event.type.name for event in read_jsonl(events / "events.jsonl")]
     assert (kinds[0], kinds[-1]) == ("RUN_STARTED", "RUN_FINISHED")
+
+
+def test_a_controller_is_judged_again_with_the_numbers_of_its_run(learnt, tmp_path):
+    run, _ = learnt
+    last = run / "checkpoints" / "round-000002"
+    assert evaluate.main([str(last), "--envs", "3", "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "eval_synthetic_judged.json").read_text())
+    reported = json.loads((run / "report" / "learning.json").read_text())
+    for part in ("judged", "evaluation_seed"):
+        assert found[part] == reported[part]
+    assert found["checkpoint"] == str(last)
 
 
 def test_a_run_goes_on_in_the_surroundings_it_was_started_in(tmp_path, monkeypatch, capsys):

@@ -96,6 +96,14 @@ def test_large_offsets_and_constant_features_do_no_harm():
     np.testing.assert_allclose(*predicted, atol=1e-3)
 
 
+def test_numbers_are_predicted_in_their_units(regression):
+    x, y_NK = regression
+    y = 1e3 * y_NK[:, 0] + 1e6
+    fitted = quick(GrowingRegressor, epochs=60).fit(x, y)
+    assert fitted.predict(x).shape == (len(x),)
+    assert fitted.score(x, y) > 0.5
+
+
 def test_targets_keep_their_shape_and_units(regression):
     x, y_NK = regression
     both = good(GrowingRegressor).fit(x, y_NK)
@@ -103,7 +111,6 @@ def test_targets_keep_their_shape_and_units(regression):
     assert both.predict(x).shape == y_NK.shape
     assert both.score(x, y_NK) > 0.5
     np.testing.assert_allclose(scaled.predict(x), 1e3 * both.predict(x) + 1e6, rtol=1e-4)
-    assert quick(GrowingRegressor).fit(x, y_NK[:, 0]).predict(x).shape == (len(x),)
 
 
 def test_a_sample_of_weight_0_counts_as_if_it_were_absent():
