@@ -38,8 +38,8 @@ _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 
 def layer_arguments(layer: nn.Module) -> dict[str, Any]:
     """Return the arguments with which a layer was built; raises if it was changed afterwards."""
-    read = _SPECIAL.get(type(layer), _by_signature)
-    arguments: dict[str, Any] = read(layer)
+    read: Callable[[Any], dict[str, Any]] = _SPECIAL.get(type(layer)) or _by_signature
+    arguments = read(layer)
     again = build_layer(layer_kind(layer), arguments, len(list(layer.parameters())))
     for (path, old), new in zip(layer.named_modules(), again.modules(), strict=True):
         before, after = _settings(old), _settings(new)
