@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import esper
-from esper.growing import outcome
 from esper.growing.api import grow
 from esper.growing.metrics import EXPLAINED, METRICS
 from esper.growing.samples import LABEL_KEYS
@@ -44,8 +43,6 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(esper, "grow", small_grow, raising=False)
-    # Takes half of the time, and is tested elsewhere.
-    monkeypatch.setattr(outcome, "_export_all", lambda *_: None)
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), names)

@@ -78,20 +78,26 @@ def make_result(
         seconds=search.seconds,
         complete=complete,
     )
-    facts = _facts(problem, info, candidates, record, measured)
-    record = replace(record, verdict=verdict(facts))
+    record = replace(record, verdict=verdict(_facts(problem, info, candidates, record, measured)))
     result = GrowResult(
         record, info, folder.path, lambda n: models[n.number], lambda _: data.example().inputs
     )
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
     if files:
         writes += [lambda: _store_all(models, data, folder, printer.say), result.report]
+    _write_all(writes, folder, printer)
+    return result
+
+
+def _write_all(
+    writes: Sequence[Callable[[], object]], folder: GrowFolder, printer: ProgressPrinter
+) -> None:
+    """Write what can be written; on a full disk the networks are in memory, and returned."""
     for write in writes:
         try:
             write()
-        except EsperError as error:  # a full disk: the networks are in memory, and returned
+        except EsperError as error:
             printer.warn(f"{error}; nothing is lost: resume={str(folder.path)!r} writes it again")
-    return result
 
 
 def _record(

@@ -10,8 +10,8 @@ Each parameter of the given model falls into the first class that fits:
 
 Rules say how a standard deviation depends on the shape: by torch's default for the layer (the ratio
 to it stays), by the fan-in, the fan-out or their sum (Kaiming, Xavier), or not at all (0.02 in a
-GPT). All parameters of one kind of layer follow one rule: the one that explains them with the fewest
-distinct values, where usual values (a gain of sqrt 2, a deviation of 0.02, the deviation of the
+GPT). All parameters of one kind of layer follow one rule: the one that explains them with the
+fewest distinct values, where usual values (a gain of sqrt 2, a deviation of 0.02, that of the
 embeddings) count less. Where the evidence is thin the ratio to torch's default stays, because a
 deviation that should have shrunk with the fan-in makes deep networks explode.
 
