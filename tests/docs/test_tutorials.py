@@ -45,7 +45,7 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     monkeypatch.chdir(folder)
     monkeypatch.setattr(esper, "grow", small_grow, raising=False)
     # Takes half of the time, and is tested elsewhere.
-    monkeypatch.setattr(outcome, "_export_all", lambda *_: None)
+    monkeypatch.setattr(outcome, "_store_all", lambda *_: None)
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), names)

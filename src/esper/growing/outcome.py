@@ -47,15 +47,11 @@ def make_result(
         raise EsperError(
             f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
         )
-    models: dict[int, nn.Module] = {}
-    records: dict[int, NetworkRecord] = {}
-    measured: dict[int, Measured] = {}
-    for number in wanted:
-        trace = search.variants[candidates[number].host].trace
-        member = MorphogeneticModel.load(folder.network_path(number), trace.factory)
-        models[number] = plain_model(trace, member)
-        found = measured[number] = _judged(models[number], problem)
-        counted = replace(candidates[number], params=count_parameters(models[number]))
+    models = {number: _plain(search, folder, number) for number in wanted}
+    measured, records = {}, {}
+    for number, model in models.items():
+        found = measured[number] = _judged(model, problem)
+        counted = replace(candidates[number], params=count_parameters(model))
         records[number] = _record(counted, info, found.value, found.error)
         printer.say(
             f"test: network {number}, {records[number].params:,} parameters, "
@@ -78,20 +74,32 @@ def make_result(
         seconds=search.seconds,
         complete=complete,
     )
-    facts = _facts(problem, info, candidates, record, measured)
-    record = replace(record, verdict=verdict(facts))
+    record = replace(record, verdict=verdict(_facts(problem, info, candidates, record, measured)))
     result = GrowResult(
         record, info, folder.path, lambda n: models[n.number], lambda _: data.example().inputs
     )
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
     if files:
         writes += [lambda: _store_all(models, data, folder, printer.say), result.report]
+    _write_all(writes, folder, printer)
+    return result
+
+
+def _write_all(
+    writes: Sequence[Callable[[], object]], folder: GrowFolder, printer: ProgressPrinter
+) -> None:
+    """Write what can be written; of the rest a warning."""
     for write in writes:
         try:
             write()
         except EsperError as error:  # a full disk: the networks are in memory, and returned
             printer.warn(f"{error}; nothing is lost: resume={str(folder.path)!r} writes it again")
-    return result
+
+
+def _plain(search: Search, folder: GrowFolder, number: int) -> nn.Module:
+    """A network that the search has saved, as a plain module."""
+    trace = search.variants[search.state.candidates[number].host].trace
+    return plain_model(trace, MorphogeneticModel.load(folder.network_path(number), trace.factory))
 
 
 def _record(
