@@ -47,15 +47,11 @@ def make_result(
         raise EsperError(
             f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
         )
-    models: dict[int, nn.Module] = {}
-    records: dict[int, NetworkRecord] = {}
-    measured: dict[int, Measured] = {}
-    for number in wanted:
-        trace = search.variants[candidates[number].host].trace
-        member = MorphogeneticModel.load(folder.network_path(number), trace.factory)
-        models[number] = plain_model(trace, member)
-        found = measured[number] = _judged(models[number], problem)
-        counted = replace(candidates[number], params=count_parameters(models[number]))
+    models = {number: _plain(search, folder, number) for number in wanted}
+    measured, records = {}, {}
+    for number, model in models.items():
+        found = measured[number] = _judged(model, problem)
+        counted = replace(candidates[number], params=count_parameters(model))
         records[number] = _record(counted, info, found.value, found.error)
         printer.say(
             f"test: network {number}, {records[number].params:,} parameters, "
@@ -98,6 +94,12 @@ def _write_all(
             write()
         except EsperError as error:
             printer.warn(f"{error}; nothing is lost: resume={str(folder.path)!r} writes it again")
+
+
+def _plain(search: Search, folder: GrowFolder, number: int) -> nn.Module:
+    """A network that the search has saved, as a plain module."""
+    trace = search.variants[search.state.candidates[number].host].trace
+    return plain_model(trace, MorphogeneticModel.load(folder.network_path(number), trace.factory))
 
 
 def _record(
