@@ -21,6 +21,7 @@ from esper.karn.query import database
 from esper.karn.query.catalogue import all_views
 from esper.karn.query.event_views import code_enum
 from esper.leyline import SeedStage, TelemetryEventType
+from esper.leyline.text import visible
 from esper.nissa.readers import read_jsonl
 from esper.scripts.query import main
 from esper.storage.sealed_json import seal
@@ -163,7 +164,7 @@ def test_names_in_a_run_are_names_whatever_they_hold(ask, ppo, tmp_path, monkeyp
     blueprint = ", (SELECT content FROM read_text('secret.txt')), "
     renamed(run, slot_ids=[slot] * 9, blueprints=[blueprint] * 9)
     found = ask(run, "select slot, blueprint from seed_germinated")
-    assert {(row["slot"], row["blueprint"]) for row in found} == {(slot, blueprint)}
+    assert {(row["slot"], row["blueprint"]) for row in found} == {(visible(slot), blueprint)}
     outcomes = ask(run, "select blueprint_by_slot as found from episode_outcome")
     assert {one for row in outcomes for one in row["found"]} <= {blueprint, None}
     assert sorted(os.listdir(tmp_path)) == ["run", "secret.txt"]

@@ -7,6 +7,7 @@ from typing import Self
 from rich.console import Console
 
 from esper.karn.display import Display, Pace, say
+from esper.karn.terminal import Terminal
 from esper.leyline.payloads import SlotPayload
 from esper.leyline.records import Rollout, StepRecord
 
@@ -18,7 +19,7 @@ class EngineProgress:
         self, total: int, lines: int, console: Console | None = None, shows_elapsed: bool = False
     ) -> None:
         """`total`: of the bar; `lines`: without a terminal."""
-        self.console = console or Console()
+        self.console = console or Terminal()
         self.pace = Pace(total)
         self._display = Display(total, self.console, lines, shows_elapsed)
 

@@ -30,6 +30,7 @@ from esper.karn.display import (
     say,
 )
 from esper.karn.durations import format_duration
+from esper.karn.terminal import Terminal
 from esper.leyline.arrays import Codes, Doubles, Floats
 from esper.leyline.payloads import (
     RunFinished,
@@ -187,7 +188,7 @@ class RunProgressSink:
     """
 
     def __init__(self, console: Console | None = None, clock: Clock = time.monotonic) -> None:
-        self.console = console or Console()
+        self.console = console or Terminal()
         self.view = RunView()
         self._clock = clock
         self._display: Display | None = None

@@ -250,6 +250,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "EVENT_TYPE_OF",
         "TelemetryEvent",
     ),
+    ".text": ("visible", "visible_in", "visible_lines"),
     ".protocols": (
         "HostProtocol",
         "RewardProtocol",
@@ -463,6 +464,9 @@ if TYPE_CHECKING:
     from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent
     from esper.leyline.telemetry import TelemetryEventType as TelemetryEventType
     from esper.leyline.telemetry import TelemetryLevel as TelemetryLevel
+    from esper.leyline.text import visible as visible
+    from esper.leyline.text import visible_in as visible_in
+    from esper.leyline.text import visible_lines as visible_lines
     from esper.leyline.torch_switches import put_back as put_back
     from esper.leyline.torch_switches import read_switches as read_switches
     from esper.leyline.user_errors import MAX_ERROR_CHARS as MAX_ERROR_CHARS

@@ -215,12 +215,11 @@ def load_records(config: RunBench) -> dict[str, Bench]:
 
 def show_progress(config: RunBench, stages: int) -> BenchProgress:
     """The display; JSON is not mixed with it."""
-    from rich.console import Console
-
     from esper.karn.bench_progress import BenchProgress
+    from esper.karn.terminal import Terminal
     from esper.scripts.cli.console import console_for_report
 
-    console = Console(stderr=True) if config.json else console_for_report()
+    console = Terminal(stderr=True) if config.json else console_for_report()
     hidden = config.quiet or (config.json and not console.is_terminal)
     return BenchProgress(stages, None if hidden else console)
 

@@ -56,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examine(config: Doctor) -> None:
     """Print the report. Imports are local, so that --help is fast."""
-    from rich.console import Console
+    from esper.karn.terminal import Terminal
 
-    console = Console() if sys.stdout.isatty() else Console(width=140)
+    console = Terminal(140)
     sections = {
         "device": device_lines,
         "versions": version_lines,

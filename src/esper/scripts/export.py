@@ -18,6 +18,7 @@ import tyro
 
 from esper.karn.heartbeat import phase
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.output import say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +74,7 @@ def export(config: Export) -> None:
         found = _member(run, config, own) if of_train else _grown(run, config, own)
         with phase(f"writing {config.out}"):
             export_model(found.model, found.example, config.out)
-    print(f"{config.out}: {found.size}, {found.score}")
+    say(f"{config.out}: {found.size}, {found.score}")
 
 
 def _grown(run: Path, config: Export, own: Any) -> _Found:

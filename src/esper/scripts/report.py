@@ -15,6 +15,7 @@ from typing import Annotated
 import tyro
 
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.output import say
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ def report(config: Report) -> None:
     """Write the page. Imports are local, so that --help is fast."""
     from esper.karn.report.page import write_page
     from esper.karn.views import RunKind, kind_of
+    from esper.karn.views.damage import naming_damage
     from esper.scripts.cli.run_paths import find_run
     from esper.storage.run_files import RESULT
 
@@ -43,9 +45,10 @@ def report(config: Report) -> None:
     if kind_of(run) is RunKind.GROW and (run / RESULT).exists():
         from esper.growing.result import GrowResult
 
-        print(GrowResult.load(run).report(config.out))
+        with naming_damage(run):
+            say(GrowResult.load(run).report(config.out))
     else:
-        print(write_page(run, config.out))
+        say(write_page(run, config.out))
 
 
 if __name__ == "__main__":

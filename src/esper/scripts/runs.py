@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from esper.leyline.codec import Json
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.output import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,11 +61,11 @@ def show_runs(config: ListRuns) -> None:
     before_any_run = config.runs == RUNS and not RUNS.exists()
     found = () if before_any_run else list_runs(config.runs)
     if config.json:
-        print(json.dumps([entry(run) for run in found], indent=2))
+        say(json.dumps([entry(run) for run in found], indent=2))
     elif found:
         print_tables(found)
     else:
-        print(f"no runs in {config.runs} yet: esper train ppo starts one")
+        say(f"no runs in {config.runs} yet: esper train ppo starts one")
 
 
 def entry(run: RunSummary) -> dict[str, Json]:
@@ -78,12 +79,12 @@ def entry(run: RunSummary) -> dict[str, Json]:
 
 def print_tables(found: Sequence[RunSummary]) -> None:
     """Print the runs as a table per kind, oldest first, then their problems."""
-    from rich.console import Console
     from rich.text import Text
 
+    from esper.karn.terminal import Terminal
     from esper.karn.views import RunKind
 
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    console = Terminal(PLAIN_WIDTH)
     trained = [run for run in found if run.kind is RunKind.TRAIN]
     grown = [run for run in found if run.kind is RunKind.GROW]
     others = [run for run in found if run.kind in (RunKind.COMPARE, RunKind.AUDIT)]

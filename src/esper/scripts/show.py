@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.output import say
 
 if TYPE_CHECKING:
     from esper.growing.folder import GrowInfo
@@ -39,16 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(config: Show) -> None:
     """Print it. Imports are local, so that --help is fast."""
     from esper.karn.views import RunKind, kind_of
+    from esper.karn.views.damage import naming_damage
     from esper.scripts.cli.run_paths import find_run
 
     path = find_run(config.run)
-    kind = kind_of(path)
-    if kind is RunKind.GROW:
-        show_grow_run(path, config.json)
-    elif kind is RunKind.TRAIN:
-        show_training_run(path, config.json)
-    else:
-        show_contenders(path, config.json)
+    makers = {RunKind.GROW: show_grow_run, RunKind.TRAIN: show_training_run}
+    with naming_damage(path):
+        makers.get(kind_of(path), show_contenders)(path, config.json)
 
 
 def show_grow_run(path: Path, as_json: bool) -> None:
@@ -64,14 +62,14 @@ def show_grow_run(path: Path, as_json: bool) -> None:
     if as_json:
         record = None if result is None else to_json(result.record)
         document = entry(found) | {"settings": to_json(info), "result": record}
-        print(json.dumps(document, indent=2))
+        say(json.dumps(document, indent=2))
         return
     if result is None:
-        print(f"{found.state.value}: {found.done:.2f} of {info.runs:.3g} host runs, no result yet")
-        print(f"\nrun folder: {path}")
+        say(f"{found.state.value}: {found.done:.2f} of {info.runs:.3g} host runs, no result yet")
+        say(f"\nrun folder: {path}")
     else:
-        print(result)
-    print("\n" + "\n".join(setting_lines(info, found.state.value)))
+        say(result)
+    say("\n" + "\n".join(setting_lines(info, found.state.value)))
 
 
 def setting_lines(info: GrowInfo, state: str) -> list[str]:
@@ -92,10 +90,10 @@ def show_training_run(path: Path, as_json: bool) -> None:
     found = views.run_summary(path)
     rounds = views.read_rounds(path) if found.state is not views.RunState.BROKEN else ()
     if as_json:
-        print(json.dumps(entry(found) | {"rounds": views.to_plain(rounds)}, indent=2))
+        say(json.dumps(entry(found) | {"rounds": views.to_plain(rounds)}, indent=2))
         return
     if rounds:
-        print(f"{verdict(found)}\n")
+        say(f"{verdict(found)}\n")
     of = "" if found.total is None else f" of {found.total:g}"
     facts = [
         ("state", found.state.value),
@@ -111,7 +109,7 @@ def show_training_run(path: Path, as_json: bool) -> None:
     ]  # fmt: skip
     for name, value in facts:
         if value:
-            print(f"{name:<11}  {value}")
+            say(f"{name:<11}  {value}")
 
 
 def show_contenders(path: Path, as_json: bool) -> None:
@@ -128,9 +126,9 @@ def show_contenders(path: Path, as_json: bool) -> None:
 
     found, contenders = views.run_summary(path), views.read_contenders(path)
     if as_json:
-        print(json.dumps(entry(found) | {"contenders": views.to_plain(contenders)}, indent=2))
+        say(json.dumps(entry(found) | {"contenders": views.to_plain(contenders)}, indent=2))
         return
-    print(verdict(found))
+    say(verdict(found))
     table = Table(box=SIMPLE_HEAD)
     for place, name in enumerate(("policy", "mean score (95 %)", "difference", "test", "parameters",
                                   "compute", "n")):  # fmt: skip
@@ -148,12 +146,12 @@ def show_contenders(path: Path, as_json: bool) -> None:
     if contenders:
         console_for_report().print(table)
     total = "" if found.total is None else f" of {found.total:g}"
-    print(f"{found.state.value}: {found.done:g}{total} {found.unit}")
+    say(f"{found.state.value}: {found.done:g}{total} {found.unit}")
     if found.problem:
-        print(f"problem: {found.problem}")
+        say(f"problem: {found.problem}")
     if found.resume:
-        print(f"resume with: {found.resume}")
-    print(f"folder: {path}")
+        say(f"resume with: {found.resume}")
+    say(f"folder: {path}")
 
 
 if __name__ == "__main__":

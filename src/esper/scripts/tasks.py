@@ -51,10 +51,10 @@ def show_tasks(config: ListTasks) -> None:
 
 def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
     """Print the tasks as a table, then those that could not be loaded."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from esper.karn.terminal import Terminal
     from esper.tasks.listing import TaskListing
 
     table = Table("task", "host", "slots", "episode", "data", show_lines=True)
@@ -72,7 +72,7 @@ def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
             f"{entry.batch_size}",
             Text(where, style="" if entry.data.found else "yellow", overflow="fold"),
         )
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    console = Terminal(PLAIN_WIDTH)
     console.print(table)
     for entry in broken:
         console.print(Text(f"{entry.name}: {entry.problem}", style="red"), soft_wrap=True)

@@ -23,7 +23,7 @@ def parse_line(line: bytes, where: str) -> dict[str, Json]:
     """Return the object of one line; raises if it is not one."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EsperError(f"{where}: not JSON; not written by Esper, or damaged since") from None
     if not isinstance(found, dict):
         raise EsperError(f"{where}: expected an object, found {type(found).__name__}")

@@ -19,6 +19,7 @@ from esper.karn.web.app import make_app
 from esper.karn.web.assets import STATIC
 from esper.karn.web.feed import MOST_POINTS, RunFeed, thinned
 from esper.karn.web.places import RunsFolder, id_of
+from esper.leyline.text import visible
 from esper.storage.folder_lock import FolderLock
 from web_support import HOSTILE, SOCKETS
 
@@ -220,4 +221,4 @@ def test_hostile_names_reach_the_page_as_data_only(client, runs):
     listed = client.get("/api/runs")
     assert listed.headers["content-type"] == "application/json"
     assert run_id in [run["id"] for run in listed.json()["runs"]]
-    assert client.get(f"/api/runs/{run_id}").json()["run"]["name"] == HOSTILE
+    assert client.get(f"/api/runs/{run_id}").json()["run"]["name"] == visible(HOSTILE)

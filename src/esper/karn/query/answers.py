@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any, TextIO
 
 from esper.karn.query.database import QueryResult
+from esper.leyline.text import visible
 
 
 def write_csv(result: QueryResult, out: TextIO) -> None:
@@ -49,7 +50,7 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, list | tuple | dict):
         return json.dumps(_plain(value), allow_nan=False)
-    return str(value)
+    return visible(str(value))
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from esper.karn import views
 from esper.karn.report import sections
 from esper.karn.report.sections import Section, number
 from esper.karn.views import RunKind, RunSummary
+from esper.karn.views.damage import reader
 from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.storage.atomic import require_writable, write_atomic
 from esper.storage.run_files import REPORT_PAGE
@@ -47,6 +48,7 @@ def write_page(run: Path, path: Path | None = None) -> Path:
     return place
 
 
+@reader
 def page(run: Path) -> str:
     """The page as text."""
     found = views.run_summary(run)

@@ -13,6 +13,7 @@ from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from esper.karn.tui.reader import RunShot
+from esper.karn.views.damage import UNREADABLE, problem_of
 
 
 class Panel(VerticalScroll):
@@ -45,8 +46,14 @@ class Panel(VerticalScroll):
     def _draw(self) -> None:
         size = self.scrollable_content_region
         if self._shot is not None and size.width > 0 and size.height > 0:
-            found = self.content(self._shot, size.width, size.height)
-            self.query_one(Static).update(found)
+            self.query_one(Static).update(self._content(self._shot, size.width, size.height))
+
+    def _content(self, shot: RunShot, width: int, height: int) -> RenderableType:
+        """The content, or why it cannot be drawn: files may hold any number."""
+        try:
+            return self.content(shot, width, height)
+        except UNREADABLE as error:
+            return hint(f"cannot be drawn: {problem_of(error)}")
 
     def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
         """What to show in a box of this size."""

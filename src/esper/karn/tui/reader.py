@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from esper.karn import views
-from esper.leyline.errors import EsperError
+from esper.karn.views.damage import UNREADABLE, problem_of
 
 KEPT_EVENTS: Final = 300
 """Events that are kept for the list, newest last."""
-UNREADABLE: Final = (EsperError, OSError, ValueError, KeyError)
-"""What reading a folder raises while it is damaged or being replaced."""
 
 T = TypeVar("T", bound="_OfRound")
 
@@ -77,7 +75,7 @@ class RunReader:
         except UNREADABLE as error:
             if before is None:
                 raise
-            return self._keep(replace(before, problem=str(error)))
+            return self._keep(replace(before, problem=problem_of(error)))
         if before is not None and not update.changed and not before.problem:
             return None
         self._events.extend(update.events)
@@ -102,7 +100,7 @@ class RunReader:
             try:
                 found: dict[str, Any] = {name: read()}
             except UNREADABLE as error:
-                shot = replace(shot, problem=str(error))
+                shot = replace(shot, problem=problem_of(error))
             else:
                 shot = replace(shot, **found)
         return shot

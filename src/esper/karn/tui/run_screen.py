@@ -24,10 +24,11 @@ from esper.karn.tui.notice_line import NoticeLine
 from esper.karn.tui.panel import Panel
 from esper.karn.tui.panel_strip import PanelStrip
 from esper.karn.tui.policy_health import PolicyHealth
-from esper.karn.tui.reader import UNREADABLE, RunReader, RunShot
+from esper.karn.tui.reader import RunReader, RunShot
 from esper.karn.tui.run_facts import RunFacts
 from esper.karn.tui.title_bar import TitleBar
 from esper.karn.views import RunKind
+from esper.karn.views.damage import UNREADABLE, problem_of
 
 PANELS: Final[dict[RunKind, tuple[type[Panel], ...]]] = {
     RunKind.TRAIN: (LearningCurve, MembersTable, LifeLines, PolicyHealth, RunFacts, EventList),
@@ -94,7 +95,7 @@ class RunScreen(Screen[None]):
         try:
             shot = self._read()
         except UNREADABLE as error:
-            self.app.call_from_thread(self._say, str(error))
+            self.app.call_from_thread(self._say, problem_of(error))
             return
         if shot is not None:
             self.app.call_from_thread(self.show, shot)

@@ -11,9 +11,9 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from esper.karn import views
-from esper.karn.tui.reader import UNREADABLE
 from esper.karn.tui.run_screen import RunScreen
 from esper.karn.tui.runs_table import RunsTable
+from esper.karn.views.damage import UNREADABLE, problem_of
 
 POLL_SECONDS = 2.0
 
@@ -50,7 +50,7 @@ class RunsScreen(Screen[None]):
         try:
             runs = tuple(reversed(views.list_runs(self.root)))
         except UNREADABLE as error:
-            self.app.call_from_thread(self._show, (), str(error))
+            self.app.call_from_thread(self._show, (), problem_of(error))
         else:
             note = "" if runs else f"no runs in {self.root} yet: esper train ppo starts one"
             self.app.call_from_thread(self._show, runs, note)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.karn.views.damage import reader
 from esper.karn.views.setup import NO_SETUP, RunSetup, setup_of
 from esper.karn.views.tables import EventTables, Rounds, Row
 from esper.leyline.actions import LifecycleOp
@@ -54,6 +55,7 @@ _COLUMNS: Final = (
 )
 
 
+@reader
 def read_actions(run: Path, after: int = -1) -> tuple[RoundActions, ...]:
     """Operations of every round of a training run, or of those after one."""
     tables, wanted = EventTables.of(run), Rounds(first=after + 1)

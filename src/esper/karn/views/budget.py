@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.karn.views.damage import reader
 from esper.karn.views.summary import run_summary
 
 
@@ -23,6 +24,7 @@ class Budget:
     """None: not known, or it does not run."""
 
 
+@reader
 def read_budget(run: Path) -> Budget:
     """Budget of a run of any kind."""
     found = run_summary(run)

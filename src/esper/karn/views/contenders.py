@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.karn.views.damage import reader
 from esper.karn.views.documents import (
     Entries,
     entries,
@@ -54,6 +55,7 @@ class Contender:
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
+@reader
 def read_contenders(run: Path) -> tuple[Contender, ...]:
     """Policies of a comparison, an audit or a learner's evaluation, best first; else empty."""
     read = _READERS.get(kind_of(run))

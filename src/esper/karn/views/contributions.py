@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.karn.views.damage import reader
 from esper.karn.views.seeds import newest_seed_round, step_of
 from esper.karn.views.setup import NO_SETUP, setup_of
 from esper.karn.views.tables import EventTables, Rounds
@@ -47,6 +48,7 @@ _COLUMNS: Final = (
 )
 
 
+@reader
 def read_contributions(
     run: Path, first_round: int | None = None, last_round: int | None = None
 ) -> tuple[Contribution, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.karn.views.audit_records import read_audit_rows, read_audit_setup
+from esper.karn.views.damage import reader
 from esper.karn.views.documents import (
     Entries,
     listed,
@@ -55,6 +56,7 @@ class NetworkCurve:
     points: tuple[CurvePoint, ...]
 
 
+@reader
 def read_curves(run: Path) -> tuple[NetworkCurve, ...]:
     """Curves of a grow run or an audit; empty for other runs."""
     kind = kind_of(run)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.codec import Json
-from esper.leyline.errors import EsperError
+from esper.leyline.codec import MAX_INTEGER_BITS, Json
+from esper.leyline.errors import EsperError, shown
+from esper.leyline.text import visible_in
 from esper.storage.sealed_json import read_document, require_schema
 
 Entries = Mapping[str, Json]
@@ -25,7 +26,21 @@ def read_entries(path: Path, schema: int | None = None) -> Entries:
         raise EsperError(f"{path} is damaged: expected an object")
     if schema is not None:
         require_schema(path, document.get("schema"), schema)
-    return document
+    return checked(document, path)
+
+
+def checked(document: dict[str, Json], where: object) -> Entries:
+    """A document with `visible` text; raises if a number in it is out of range."""
+    _require_numbers(document, where)
+    return visible_in(document)
+
+
+def _require_numbers(value: Json, where: object) -> None:
+    if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
+        raise EsperError(f"{where} is damaged: {shown(value)} is too large a number")
+    if isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            _require_numbers(one, where)
 
 
 def entries(document: Entries, name: str) -> Entries:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from esper.karn.views.documents import Entries, entries, real, text, whole
+from esper.karn.views.damage import reader
+from esper.karn.views.documents import Entries, checked, entries, real, text, whole
 from esper.karn.views.tables import events_folder
 from esper.leyline.codec import Json
 from esper.storage.json_lines import parse_line
 from esper.storage.run_files import EVENTS
 
 _BLOCK: Final = 1 << 16
+_SPECIAL: Final = re.compile(rb"[\\\x7f-\xff]|[0-9]{30}")
+"""What a line has that may hold characters to be made visible, or too large a number."""
 LONGEST_READ: Final = 8 << 20
 """Bytes that one `EventCursor.read` takes at most."""
 
@@ -35,6 +39,7 @@ class EventLine:
     """Fields of the payload class, arrays as lists; NaN is the string "NaN"."""
 
 
+@reader
 def last_events(run: Path, n: int) -> tuple[EventLine, ...]:
     """The last `n` complete events of a run, oldest first; only the end of the file is read."""
     path = events_folder(run) / EVENTS
@@ -124,7 +129,8 @@ def _after_last_line(path: Path) -> int:
 
 
 def _event(line: bytes, where: str) -> EventLine:
-    return event_line(parse_line(line, where))
+    found = parse_line(line, where)
+    return event_line(checked(found, where) if _SPECIAL.search(line) else found)
 
 
 def event_line(found: Entries) -> EventLine:

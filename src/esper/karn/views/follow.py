@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.karn.views.damage import naming_damage
 from esper.karn.views.events import EventCursor, EventLine
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.rounds import RoundPoint, read_rounds
@@ -51,7 +52,8 @@ class RunCursor:
     def __init__(self, run: Path, from_end: bool = False) -> None:
         """`from_end`: leave out the events that are there already."""
         self.run, self.kind = run, kind_of(run)
-        self._events = EventCursor(run, from_end)
+        with naming_damage(run):
+            self._events = EventCursor(run, from_end)
         self._newest_round = -1
         self._seen: tuple[tuple[int, int], ...] = ()
         self._state: RunState | None = None
@@ -59,7 +61,8 @@ class RunCursor:
     def poll(self) -> RunUpdate:
         """What is new since the last call; the first call returns all there is."""
         first = self._state is None
-        events, rounds = self._new_training()
+        with naming_damage(self.run):
+            events, rounds = self._new_training()
         summary = run_summary(self.run)
         seen = tuple(_signature(self.run / name) for name in _WATCHED[self.kind])
         changed = bool(events or rounds) or seen != self._seen or summary.state != self._state

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.karn.views.audit_records import AuditRow, AuditSetup, read_audit_rows, read_audit_setup
+from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, texts
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.leyline.statistics import Estimate, student_estimate
@@ -43,6 +44,7 @@ class FrontierPoint:
     is_pick: bool
 
 
+@reader
 def read_frontier(run: Path) -> tuple[FrontierPoint, ...]:
     """Networks of a grow run or topologies of an audit by size; empty for other runs."""
     kind = kind_of(run)

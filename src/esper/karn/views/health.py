@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, numbers, real
 from esper.karn.views.rounds import history_lines
 from esper.karn.views.tables import EventTables, Rounds
@@ -78,6 +79,7 @@ class Anomaly:
     time: float
 
 
+@reader
 def read_ppo(run: Path, after: int = -1) -> tuple[PPOPoint, ...]:
     """Updates of a training run, or those after a round; empty if nothing learns."""
     wanted = Rounds(first=after + 1)
@@ -102,6 +104,7 @@ def _point(at: int, metrics: Entries) -> PPOPoint:
     )
 
 
+@reader
 def read_anomalies(run: Path, after: int = -1) -> tuple[Anomaly, ...]:
     """Anomalies of a training run in order, or those after a round."""
     kind, wanted = TelemetryEventType.ANOMALY_DETECTED, Rounds(first=after + 1)

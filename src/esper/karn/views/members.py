@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.karn.views.damage import reader
 from esper.karn.views.seeds import newest_seed_round, step_of
 from esper.karn.views.setup import NO_SETUP, RunSetup, setup_of
 from esper.karn.views.tables import EventTables, Rounds, Row
@@ -65,6 +66,7 @@ class MemberState:
     slots: tuple[SlotState, ...]
 
 
+@reader
 def read_members(run: Path) -> tuple[MemberState, ...]:
     """State of the members in the newest round of a training run; empty without events."""
     tables = EventTables.of(run)

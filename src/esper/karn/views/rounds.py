@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from esper.karn.views.damage import reader
 from esper.karn.views.documents import (
     Entries,
     entries,
@@ -75,6 +76,7 @@ class RoundPoint:
     """When it ended, in seconds since 1970."""
 
 
+@reader
 def read_rounds(run: Path, after: int = -1) -> tuple[RoundPoint, ...]:
     """The rounds of a training run, or those after a given one, in order."""
     tables, wanted = EventTables.of(run), Rounds(first=after + 1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from esper.karn.views.damage import reader
 from esper.karn.views.setup import NO_SETUP, RunSetup, setup_of
 from esper.karn.views.tables import EventTables, Rounds, Row
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
@@ -55,6 +56,7 @@ class SeedLife:
     macs: int
 
 
+@reader
 def read_seeds(
     run: Path, first_round: int | None = None, last_round: int | None = None
 ) -> tuple[SeedLife, ...]:

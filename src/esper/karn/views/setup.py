@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.karn.views.damage import reader
 from esper.karn.views.tables import EventTables
 from esper.leyline.telemetry import TelemetryEventType
 
@@ -43,6 +44,7 @@ def _name(names: tuple[str, ...], index: int) -> str:
     return names[index] if 0 <= index < len(names) else str(index)
 
 
+@reader
 def read_setup(run: Path) -> RunSetup | None:
     """Setup of a training run; None if it has no events (yet)."""
     return setup_of(EventTables.of(run))

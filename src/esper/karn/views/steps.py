@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, listed, read_entries
 from esper.karn.views.rounds import numbered
 from esper.karn.views.seeds import newest_seed_round
@@ -34,6 +35,7 @@ class StepPoint:
     """Mean share of the budget spent, 0..1."""
 
 
+@reader
 def read_steps(run: Path, round_index: int | None = None) -> tuple[StepPoint, ...]:
     """Steps of a round, by default the newest; empty unless steps or the round were stored."""
     tables = EventTables.of(run)

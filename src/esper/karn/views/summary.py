@@ -11,12 +11,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from esper.karn.views.audit_records import context_files, read_audit_setup
+from esper.karn.views.damage import UNREADABLE, problem_of
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, whole
 from esper.karn.views.events import last_events
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
 from esper.karn.views.rounds import numbered
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
+from esper.leyline.text import visible
 from esper.storage import run_files as f
 from esper.storage.folder_lock import is_locked
 from esper.storage.sessions import TIME_FORMAT, SessionEnd, resume_training
@@ -47,7 +49,7 @@ class RunSummary:
 
     path: Path
     name: str
-    """Of its folder."""
+    """Of its folder, as it is shown."""
     kind: RunKind
     state: RunState
     problem: str = ""
@@ -89,7 +91,7 @@ class RunSummary:
     @property
     def progress(self) -> float | None:
         """0..1; None if the total is not known."""
-        return min(1.0, self.done / self.total) if self.total else None
+        return min(1.0, max(0.0, self.done / self.total)) if self.total else None
 
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
@@ -109,11 +111,11 @@ def run_summary(path: Path) -> RunSummary:
 
 
 def _summary(path: Path, kind: RunKind) -> RunSummary:
-    first = RunSummary(path, path.name, kind, RunState.KILLED)
+    first = RunSummary(path, visible(path.name), kind, RunState.KILLED)
     try:
         return _READERS[kind](first, is_locked(path))
-    except (EsperError, OSError, ValueError) as error:
-        return replace(first, state=RunState.BROKEN, problem=str(error))
+    except UNREADABLE as error:
+        return replace(first, state=RunState.BROKEN, problem=problem_of(error))
 
 
 _STATES: Mapping[str, RunState] = {

@@ -19,6 +19,7 @@ from esper.karn.views.documents import read_entries, text
 from esper.karn.views.sessions import RunSession, counted_rows, read_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEventType
+from esper.leyline.text import visible_in
 from esper.nissa.columns import require_columns, schema_of
 from esper.nissa.parquet import PARTS, folder_of
 from esper.storage.run_files import RUN, SESSION
@@ -77,7 +78,7 @@ class EventTables:
         self, kind: TelemetryEventType, columns: Sequence[str] = (), rounds: Rounds = EVERY
     ) -> list[Row]:
         """As `read`, as a list of rows."""
-        found: list[Row] = self.read(kind, columns, rounds).to_pylist()
+        found: list[Row] = visible_in(self.read(kind, columns, rounds).to_pylist())
         return found
 
     def newest_round(self, *kinds: TelemetryEventType) -> int:
@@ -126,7 +127,7 @@ def _read_part(path: Path, kind: TelemetryEventType, schema: pa.Schema, rounds: 
             if _left_out(file.metadata, rounds):
                 return schema.empty_table()
             table = file.read(columns=schema.names)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
     return _between(table.select(schema.names).cast(schema), rounds)
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from esper.karn.views.damage import reader
 from esper.karn.views.tables import EventTables, Rounds, Row
 from esper.leyline.telemetry import TelemetryEventType
 
@@ -34,6 +35,7 @@ class SpeedPoint:
     """(phase, seconds) of the round, the update included."""
 
 
+@reader
 def read_throughput(run: Path, after: int = -1) -> tuple[SpeedPoint, ...]:
     """Speed of every round of a training run, or of those after one."""
     tables, wanted = EventTables.of(run), Rounds(first=after + 1)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from esper.karn import views
+from esper.karn.views.damage import UNREADABLE, naming_damage, problem_of
 from esper.karn.views.events import EventLine
 from esper.karn.views.follow import RunCursor, RunUpdate
 from esper.karn.views.kinds import RunKind
@@ -22,7 +23,6 @@ from esper.karn.views.rounds import RoundPoint
 from esper.karn.web.event_text import payload_text
 from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
-from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
 
 MOST_POINTS: Final = 2000
@@ -58,17 +58,18 @@ class RunFeed:
 
     def first(self) -> dict[str, Json]:
         """Everything there is."""
-        update = self._cursor.poll()
-        message = self._message(update)
-        if self._cursor.kind is RunKind.TRAIN:
-            events = self._read("events", lambda: views.last_events(self._run, MOST_EVENTS))
-            message["events"] = [event_entry(event) for event in events]
-        return message
+        with naming_damage(self._run):
+            message = self._message(self._cursor.poll())
+            if self._cursor.kind is RunKind.TRAIN:
+                events = self._read("events", lambda: views.last_events(self._run, MOST_EVENTS))
+                message["events"] = [event_entry(event) for event in events]
+            return message
 
     def next(self) -> dict[str, Json] | None:
         """What is new since the last message; None: nothing."""
-        update = self._cursor.poll()
-        return self._message(update) if update.changed else None
+        with naming_damage(self._run):
+            update = self._cursor.poll()
+            return self._message(update) if update.changed else None
 
     def _message(self, update: RunUpdate) -> dict[str, Json]:
         self._problems = {}
@@ -128,8 +129,8 @@ class RunFeed:
         """A part of the run; empty, with the reason in `problems`, if it cannot be read."""
         try:
             return reader()
-        except (EsperError, OSError) as error:
-            self._problems[name] = str(error)
+        except UNREADABLE as error:
+            self._problems[name] = problem_of(error)
             return ()
 
 

@@ -9,6 +9,7 @@ from typing import Final
 from esper.karn import views
 from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
 from esper.karn.views.contributions import contribution_by_step
+from esper.karn.views.damage import reader
 from esper.karn.views.plain import to_plain
 from esper.karn.views.seeds import newest_seed_round
 from esper.karn.views.tables import EventTables
@@ -19,6 +20,7 @@ MEMBERS: Final = 8
 """Members in a window."""
 
 
+@reader
 def read_life_lines(run: Path, at: int | None, first_member: int) -> dict[str, Json]:
     """Seeds of a round (None: the newest) and of `MEMBERS` members from one on."""
     tables = EventTables.of(run)

@@ -79,7 +79,7 @@ def run_entry(run: RunSummary) -> Json:
     return {
         **plain,
         "path": str(run.path),
-        "id": id_of(run.name),
+        "id": id_of(run.path.name),
         "progress": run.progress,
         "report": (run.path / REPORT_PAGE).is_file(),
     }

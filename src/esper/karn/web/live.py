@@ -19,6 +19,8 @@ MOST_SOCKETS: Final = 64
 POLL_SECONDS: Final = 1.0
 ENDED_POLL_SECONDS: Final = 4.0
 """Of a run without a process; it may be resumed."""
+SEND_SECONDS: Final = 10.0
+"""For a page to take a message."""
 TRY_LATER: Final = 1013
 POLICY_VIOLATION: Final = 1008
 LONGEST_REASON: Final = 100
@@ -40,11 +42,11 @@ class LiveSockets:
         self._open += 1
         try:
             await _send_updates(socket, make_feed)
+        except (WebSocketDisconnect, TimeoutError):
+            pass
         except (EsperError, OSError) as error:
             reason = str(error).encode("ascii", "replace").decode()[:LONGEST_REASON]
             await socket.close(POLICY_VIOLATION, reason)
-        except WebSocketDisconnect:
-            pass
         finally:
             self._open -= 1
 
@@ -55,7 +57,8 @@ async def _send_updates(socket: WebSocket, make_feed: Callable[[], RunFeed]) -> 
     running = True
     while True:
         if message is not None:
-            await socket.send_text(json.dumps(message, allow_nan=False))
+            async with asyncio.timeout(SEND_SECONDS):  # a page that reads nothing holds a place
+                await socket.send_text(json.dumps(message, allow_nan=False))
             run = message["run"]
             running = isinstance(run, dict) and run["state"] == "running"
         if await _left(socket, POLL_SECONDS if running else ENDED_POLL_SECONDS):

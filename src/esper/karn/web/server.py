@@ -14,10 +14,10 @@ import uvicorn
 
 from esper.karn.web.access import Access, access_for
 from esper.karn.web.app import make_app
+from esper.karn.web.connections import BoundedConnection
 from esper.karn.web.places import RunsFolder
 from esper.leyline.errors import EsperError
 
-_MOST_CONNECTIONS: Final = 256
 _BACKLOG: Final = 64
 _CLIENT_BYTES: Final = 4096
 """Largest message that a page may send; pages send none."""
@@ -40,22 +40,26 @@ def serve(settings: ServeSettings, say: Callable[[str], None]) -> None:
     folder = RunsFolder(settings.runs)
     access = access_for(settings.host, settings.token_file, settings.names)
     with bound_socket(settings.host, settings.port) as listening:
-        server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(folder, access),
-                log_level="warning",
-                access_log=False,  # it would hold the token
-                server_header=False,
-                proxy_headers=False,
-                lifespan="off",
-                limit_concurrency=_MOST_CONNECTIONS,
-                ws_max_size=_CLIENT_BYTES,
-                timeout_graceful_shutdown=1,
-            )
-        )
         for line in greeting(settings, access, listening.getsockname()[1]):
             say(line)
-        asyncio.run(server.serve(sockets=[listening]))
+        asyncio.run(make_server(folder, access).serve(sockets=[listening]))
+
+
+def make_server(folder: RunsFolder, access: Access) -> uvicorn.Server:
+    """A server for the runs of a folder."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            make_app(folder, access),
+            http=BoundedConnection,
+            log_level="warning",
+            access_log=False,  # it would hold the token
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            ws_max_size=_CLIENT_BYTES,
+            timeout_graceful_shutdown=1,
+        )
+    )
 
 
 def bound_socket(host: str, port: int) -> socket.socket:

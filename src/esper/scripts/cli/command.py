@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError, shorten
+from esper.leyline.text import visible
 from esper.leyline.user_errors import exit_error, in_user_code, is_out_of_memory
 from esper.scripts.cli.signals import Stopped, signals_interrupt
 from esper.scripts.cli.streams import with_robust_output
@@ -100,8 +101,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _shorten_words(line: str) -> str:
-    """Shorten long paths and values, and join lines."""
-    line = " ".join(line.splitlines())  # a path may hold a line break
+    """Shorten long paths and values, and join lines; what files hold is not obeyed."""
+    line = visible(" ".join(line.splitlines()))  # a path may hold a line break
     return _LONG_WORD.sub(lambda word: shorten(word[0], LONGEST_WORD), line)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from rich.console import Console
+
+from esper.karn.terminal import Terminal
 
 PLAIN_WIDTH: Final = 110
 """Columns without a terminal."""
@@ -14,7 +15,7 @@ PLAIN_WIDTH: Final = 110
 
 def console_for_report() -> Console:
     """A console of the terminal's width, or `PLAIN_WIDTH`."""
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    return Terminal(PLAIN_WIDTH)
 
 
 def moving(words: str, quiet: bool = False) -> AbstractContextManager[object]:

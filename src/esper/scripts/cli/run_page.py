@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from esper.leyline.errors import EsperError
+from esper.scripts.cli.output import say
 
 
 def write_run_page(run: Path) -> None:
@@ -13,6 +14,6 @@ def write_run_page(run: Path) -> None:
     from esper.karn.report.page import write_page
 
     try:
-        print(f"page: {write_page(run)}")
+        say(f"page: {write_page(run)}")
     except (EsperError, OSError) as error:
-        print(f"no page: {error}; esper report {run} writes it", file=sys.stderr)
+        say(f"no page: {error}; esper report {run} writes it", file=sys.stderr)

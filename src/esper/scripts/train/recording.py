@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from esper.karn.run_progress import RunProgressSink
+from esper.karn.terminal import Terminal
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
@@ -24,7 +22,7 @@ def show_progress(recording: Recording) -> Iterator[None]:
     if recording.quiet:
         yield
         return
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Terminal(120)
     steps = (TelemetryEventType.STEP_COMPLETED,)
     with use_hub(TelemetryHub([RunProgressSink(console)], TelemetryLevel.NORMAL, always=steps)):
         yield
