@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -274,6 +276,38 @@ def test_a_doctored_description_is_refused_in_one_line(case, saved, capsys):
     manifest.write_text(json.dumps(seal(document)))
     refused(lambda: load_plain(saved))
     assert capsys.readouterr() == ("", "")
+
+
+ODD = (
+    None, True, -1, 3, 2**62, 1e308, "", "x", "__class__", "torch.cat", [], ["node", 0], ["node"],
+    ["tuple", ["node", 1]], ["slice", 1, 2, 3], ["float", "nan"], {}, {"a": 1},
+)  # fmt: skip
+
+
+def places_in(data: Any) -> list[tuple[Any, Any]]:
+    """All (container, key) pairs of a document."""
+    keys = list(data) if isinstance(data, dict) else range(len(data))
+    found = [(data, key) for key in keys]
+    inner = [data[key] for key in keys if isinstance(data[key], dict | list)]
+    return found + [place for value in inner for place in places_in(value)]
+
+
+def test_mutated_descriptions_give_one_line_or_a_network(saved):
+    """Whatever values are exchanged: an `EsperError`, or a module that was built, not run."""
+    manifest, draw, refusals = saved / "manifest.json", random.Random(0), 0
+    whole = manifest.read_text()
+    for _ in range(200):
+        document = json.loads(whole)
+        for _ in range(draw.choice((1, 1, 2))):
+            held, key = draw.choice(places_in(document["content"]))
+            held[key] = copy.deepcopy(draw.choice(ODD))
+        manifest.write_text(json.dumps(seal(document)))
+        try:
+            assert isinstance(load_plain(saved), fx.GraphModule)
+        except EsperError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+            refusals += 1
+    assert refusals > 150
 
 
 def test_a_doctored_number_of_layers_is_not_built(tmp_path):
