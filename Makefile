@@ -39,10 +39,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow test test-kernels test-slow guardrail lint docs dist bench clean
+.PHONY: help setup run grow test test-kernels test-browser test-slow guardrail lint docs dist bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(WARM) ## make .venv and install esper in it (again only when the pins change)
 
@@ -98,6 +98,25 @@ test-kernels: $(STAMP) $(KERNELS_STAMP) ## kernels of our own against torch, by 
 		echo "Triton's kernels are not tested: it cannot be installed here, see $(KERNELS_LOG)"
 	@TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) $(BIN)/python -m pytest -q -W ignore::RuntimeWarning \
 		-n $(if $(filter 1,$(JOBS)),0,$(JOBS)) $(KERNEL_FLAGS) $(KERNEL_TESTS)
+
+# The browser is the system's, for Playwright's own cannot be downloaded everywhere.
+BROWSER_STAMP := $(VENV)/.browser
+BROWSER_TESTS := tests/karn/web/test_browser.py tests/karn/report/test_accessible.py
+NODE          := $(VENV)/node
+NODE_PACKAGES := axe-core@4.14.0 html-validate@9.7.1
+DRIVER        := import tomllib; print(*(p for p in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test-extra"] if p.startswith("playwright")))
+
+$(BROWSER_STAMP): $(STAMP)
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ apt-get update && apt-get install --yes --no-install-recommends chromium; } > $(VENV)/chromium.log 2>&1 || \
+		{ echo "Chromium is missing and cannot be installed, see $(VENV)/chromium.log: install the package chromium"; exit 1; }
+	@$(BIN)/python -m pip install -qq -c constraints.txt "$$($(BIN)/python -c '$(DRIVER)')"
+	@npm install --silent --no-audit --no-fund --prefix $(NODE) $(NODE_PACKAGES)
+	@touch $@
+
+test-browser: setup $(BROWSER_STAMP) ## the dashboard and reports in Chromium, which is installed if it is missing
+	ESPER_BROWSER=required ESPER_NODE_MODULES=$(CURDIR)/$(NODE)/node_modules \
+		$(BIN)/python -m pytest -m '' $(BROWSER_TESTS)
 
 guardrail: setup ## the fast tests of names and contracts
 	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)

@@ -15,6 +15,16 @@ from typing import Any, Final, Literal
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM: Final = next((path for name in _NAMES if (path := shutil.which(name))), None)
 """The browser; None if there is none."""
+FLAGS: Final = (
+    "--no-sandbox",  # Chromium's own sandbox needs rights that containers lack
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+"""For a browser that asks no server but ours, also as root."""
 
 
 def command(*words: str) -> subprocess.Popen[str]:
@@ -53,8 +63,7 @@ def browser(
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        # Chromium's own sandbox needs rights that containers lack.
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         context = chromium.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme
         )

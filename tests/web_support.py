@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from serve_browser import CHROMIUM as CHROMIUM
 from serve_browser import command
 from serve_browser import server as server
 
+REQUIRED = os.environ.get("ESPER_BROWSER") == "required"
+"""Set by `make test-browser`: a test fails where a browser or its driver is missing."""
 TRAIN = ("--task", "synthetic", "--envs", "4", "--episode-length", "12", "--batches-per-step", "1",
          "--batch-size", "16", "--device", "cpu", "--quiet")  # fmt: skip
 

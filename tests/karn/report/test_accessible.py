@@ -1,9 +1,7 @@
 """Report pages pass an HTML validator and axe's accessibility check, in light and dark.
 
-Needs chromium, and axe-core and html-validate in a folder that ESPER_NODE_MODULES names:
-
-    npm install --prefix /tmp/checks axe-core html-validate
-    ESPER_NODE_MODULES=/tmp/checks/node_modules pytest -m slow tests/karn/report/test_accessible.py
+`make test-browser` installs Chromium, axe-core and html-validate; ESPER_NODE_MODULES names their
+folder.
 """
 
 from __future__ import annotations
@@ -22,10 +20,11 @@ import pytest
 from esper.growing.result import GrowResult
 from esper.karn.report.page import page
 from esper.storage.sessions import recorded_session
+from serve_browser import CHROMIUM, FLAGS
 from view_support import audit_run, compare_run, grow_run, policy_run
+from web_support import REQUIRED
 
 MODULES = Path(os.environ.get("ESPER_NODE_MODULES", "node_modules"))
-CHROMIUM = shutil.which("chromium")
 RULES = {
     "extends": ["html-validate:recommended"],
     "rules": {
@@ -44,8 +43,8 @@ ASK = """
 """
 
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None or not (MODULES / "axe-core").exists(),
-    reason="needs chromium, and axe-core and html-validate in ESPER_NODE_MODULES",
+    not REQUIRED and (CHROMIUM is None or not (MODULES / "axe-core").exists()),
+    reason="needs Chromium, axe-core and html-validate: make test-browser",
 )
 
 
@@ -94,8 +93,8 @@ def violations(path: Path, dark: bool) -> list[str]:
     copy.write_text(text.replace("</body>", f"{ASK % axe}</body>"))
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
     assert CHROMIUM is not None
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *scheme,
-               "--virtual-time-budget=20000", "--dump-dom", f"file://{copy}"]  # fmt: skip
+    command = [CHROMIUM, "--headless", *FLAGS, *scheme, "--virtual-time-budget=20000",
+               "--dump-dom", f"file://{copy}"]  # fmt: skip
     said = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     copy.unlink()
     match = re.search(r'<pre id="said">(.*?)</pre>', said, re.DOTALL)

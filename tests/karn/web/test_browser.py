@@ -6,16 +6,18 @@ import os
 import shutil
 import signal
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from esper.karn.web.places import id_of
-from web_support import CHROMIUM, HOSTILE, browser, server, train
+from web_support import CHROMIUM, HOSTILE, REQUIRED, browser, server, train
 
-pytest.importorskip("playwright", reason="needs playwright (extra test-extra)")
-pytest.importorskip("uvicorn", reason="needs the extra serve")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    not REQUIRED and (CHROMIUM is None or find_spec("playwright") is None),
+    reason="needs Chromium and playwright: make test-browser",
+)
 
 PATIENCE = 60_000
 """Milliseconds; a process imports torch before it trains."""
