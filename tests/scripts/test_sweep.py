@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -49,12 +48,9 @@ def execute(path: Path, sql: str) -> None:
         database.commit()
 
 
-needs_optuna = pytest.mark.skipif(
-    find_spec("optuna") is None, reason="needs pip install '.[sweep]'"
-)
 FLAGS = (
-    "synthetic", "learning-rate=1e-4..3e-3:log", "epochs=1..3", "--rounds", "2", "--envs", "2",
-    "--episode-length", "3", "--batches-per-step", "1", "--batch-size", "8", "--device", "cpu",
+    "synthetic", "learning-rate=1e-4..3e-3:log", "epochs=1..3", "--rounds", "1", "--envs", "2",
+    "--episode-length", "2", "--batches-per-step", "1", "--batch-size", "8", "--device", "cpu",
     "--evaluation-envs", "3", "--quiet",
 )  # fmt: skip
 
@@ -163,7 +159,6 @@ def test_what_optuna_raises_on_a_database_is_one_line(tmp_path):
     assert "study.db is damaged ('Record does not" in refused(fails)
 
 
-@needs_optuna
 def test_a_sweep_does_not_start_on_a_damaged_database(tmp_path, capsys):
     """With a database of Optuna's own: of a search that was stopped before its first trial."""
     import optuna
@@ -188,7 +183,6 @@ def test_a_sweep_does_not_start_on_a_damaged_database(tmp_path, capsys):
         assert line.startswith(f"error: {path} is damaged (")
 
 
-@needs_optuna
 def test_a_sweep_ends_with_a_table_numbers_a_picture_and_settings_that_train_takes(
     tmp_path, capsys
 ):
@@ -205,7 +199,6 @@ def test_a_sweep_ends_with_a_table_numbers_a_picture_and_settings_that_train_tak
     assert "repeats is 1 there and 2 here" in capsys.readouterr().err
 
 
-@needs_optuna
 def test_a_sweep_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
     command = [sys.executable, "-m", "esper", "sweep", *FLAGS, "--trials", "4", "--out"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
