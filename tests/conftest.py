@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,18 @@ def no_settings_left_behind():
     torch.set_num_threads(AT_START["torch.get_num_threads()"])
     torch.set_default_dtype(AT_START["torch.get_default_dtype()"])
     assert found == AT_START, "left behind by this test or a fixture before it"
+
+
+@pytest.fixture
+def users_folder() -> Iterator[Path]:
+    """A folder of an ordinary user, whose rights the process has meanwhile, also under root."""
+    root, nobody = os.geteuid() == 0, 65534
+    with tempfile.TemporaryDirectory() as top:
+        if root:
+            os.chown(top, nobody, nobody)
+            os.seteuid(nobody)
+        try:
+            yield Path(top)
+        finally:
+            if root:
+                os.seteuid(0)

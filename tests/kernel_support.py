@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED el
 def examples(count: int) -> int:
     """How many cases of a property to try; all of them take minutes, as on a GPU each new shape is
     compiled first."""
-    return count if os.environ.get("ESPER_KERNEL_EXAMPLES") == "all" else count // 4
+    return count if os.environ.get("ESPER_KERNEL_EXAMPLES") == "all" else max(2, count // 8)
 
 
 def require_kernels() -> None:

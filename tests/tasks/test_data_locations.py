@@ -1,7 +1,5 @@
 """Data are looked for where the design says, and what is missing is one line with the ways out."""
 
-import os
-
 import pytest
 
 from data_support import PER_FILE, write_cifar_binary, write_cifar_pickled
@@ -83,9 +81,8 @@ def test_tasks_without_files_need_no_place(tmp_path):
     assert len(get_task_spec("digits_baseline").load(tmp_path / "nowhere").train) == 989
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_not_be_read_is_one_line(tmp_path):
-    path = tmp_path / "x"
+def test_a_file_that_may_not_be_read_is_one_line(users_folder):
+    path = users_folder / "x"
     path.write_bytes(b"a")
     path.chmod(0)
     assert "Permission denied" in refused(lambda: read_file(path, 10, CIFAR10))

@@ -218,16 +218,15 @@ def test_a_file_in_place_of_the_folder_is_told(tmp_path):
     )
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_told(tmp_path):
-    store = CheckpointStore(tmp_path)
+def test_a_read_only_folder_is_told(users_folder):
+    store = CheckpointStore(users_folder)
     put(store, 1)
-    tmp_path.chmod(0o500)
+    users_folder.chmod(0o500)
     try:
         assert "check its permissions" in refused(lambda: put(store, 2))
         assert rounds_in(store) == [1]
     finally:
-        tmp_path.chmod(0o700)
+        users_folder.chmod(0o700)
 
 
 def test_a_bug_is_no_full_disk(tmp_path):

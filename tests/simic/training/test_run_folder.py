@@ -119,13 +119,12 @@ def test_where_nothing_can_be_written_one_line_says_so(tmp_path):
     assert "choose another folder (--runs)" in line
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_place_is_refused(tmp_path):
-    tmp_path.chmod(0o500)
+def test_a_read_only_place_is_refused(users_folder):
+    users_folder.chmod(0o500)
     try:
-        assert "check its permissions" in refused(lambda: made(tmp_path))
+        assert "check its permissions" in refused(lambda: made(users_folder))
     finally:
-        tmp_path.chmod(0o700)
+        users_folder.chmod(0o700)
 
 
 @pytest.mark.parametrize("call", [1, 2])
