@@ -117,28 +117,11 @@ def test_the_price_of_a_host_is_in_its_score_on_both_parts_of_the_data(tmp_path)
     np.testing.assert_allclose(result.score_test_N, result.test_N - rent_N, atol=1e-12)
 
 
-def test_settings_name_the_contexts_and_folders_without_them_were_fixed(tmp_path):
+def test_a_folder_of_other_contexts_is_refused(tmp_path):
     compared(tmp_path, "wait", task=FIXED_TASK)
-    path = tmp_path / SETTINGS
-    settings = json.loads(path.read_text())
-    assert settings.pop("context")["actions"] == "grow"
-    path.write_text(json.dumps(settings))
-    compared(tmp_path, "wait", task=FIXED_TASK)
+    assert json.loads((tmp_path / SETTINGS).read_text())["context"]["actions"] == "grow"
     with pytest.raises(EsperError, match=r'context.actions is "grow" there and "full" here'):
         compared(tmp_path, "wait", task=replace(TASK, contexts=PLANNED))
-
-
-def test_results_of_older_versions_are_read(tmp_path):
-    from esper.storage.sealed_json import seal
-
-    found = compared(tmp_path, "wait", task=FIXED_TASK)
-    (path,) = (tmp_path / "policies").iterdir()
-    record = json.loads(path.read_text())
-    del record["checksum"], record["result"]["contexts"], record["result"]["search"]
-    path.write_text(json.dumps(seal(record)))
-    again = compared(tmp_path, "wait", task=FIXED_TASK)
-    assert again["wait"].result.contexts is None
-    assert again["wait"].result.compute_N.tolist() == found["wait"].result.compute_N.tolist()
 
 
 # ---- contenders --------------------------------------------------------------------------------

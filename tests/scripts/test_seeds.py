@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyarrow import parquet as pq
 
 from esper.kasmina import Population
 from esper.leyline.seeds import EVALUATION_SEEDS, MAX_SEED
-from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
-from esper.nissa import ParquetSink
+from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa.readers import read_jsonl, read_parquet
 from esper.scripts import train
 from esper.scripts.compare.config import Compare
@@ -24,7 +20,6 @@ from esper.simic.training.config_files import resolve
 from esper.simic.training.runs.folder import RunFolder, read_config, read_info
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria import EngineConfig
-from payload_support import build
 from resume_support import SPEC, newest, resumed_run
 from run_driver import small_run
 from support import refused, tiny_host
@@ -93,24 +88,3 @@ def test_events_keep_it_in_both_formats(tmp_path):
     assert json.loads((tmp_path / "train_wait_synthetic.json").read_text())["settings"]["seed"] == (
         MAX_SEED
     )
-
-
-def as_older_part(run: Path) -> None:
-    """Write the only part of a run anew with a signed column of seeds."""
-    (path,) = run.glob("events/RUN_STARTED/part-*.parquet")
-    table = pq.read_table(path)
-    place = table.schema.get_field_index("seed")
-    signed = table["seed"].cast(pa.int64())
-    pq.write_table(table.set_column(place, "seed", signed), path)
-
-
-def test_events_of_an_older_esper_are_read_and_added_to(tmp_path):
-    kind = TelemetryEventType.RUN_STARTED
-    for seed in (7, 2**63 - 1):
-        sink = ParquetSink(tmp_path)
-        sink.emit(TelemetryEvent.of(build(kind.payload_class, {"seed": seed})))
-        sink.close()
-        if seed == 7:
-            as_older_part(tmp_path)
-    assert read_parquet(tmp_path, kind)["seed"].to_pylist() == [7, 2**63 - 1]
-    assert len(list(tmp_path.glob("events/RUN_STARTED/part-*.parquet"))) == 2

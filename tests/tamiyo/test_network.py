@@ -133,11 +133,6 @@ def test_nothing_to_see_is_refused():
         PolicySpec(4, 3, 0)
 
 
-def test_a_prior_from_before_the_plan_phase_says_nothing_of_its_operations():
-    old = NetworkConfig(op_prior=(1.0, -1.0, 2.0, -2.0, -3.0, 0.0))
-    assert old.op_prior == (1.0, -1.0, 2.0, -2.0, -3.0, 0.0, 0.0, 0.0, 0.0)
-
-
 def test_features_that_are_not_finite_are_named():
     obs = random_obs(np.random.default_rng(0), 4)
     obs.slot_ESF[2, 1, 0] = np.nan

@@ -19,6 +19,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "MAX_SHOWN_CHARS",
         "shorten",
         "shown",
+        "install_hint",
         "parse_error_line",
         "unknown_name",
     ),
@@ -332,6 +333,7 @@ if TYPE_CHECKING:
     from esper.leyline.errors import IllegalActionError as IllegalActionError
     from esper.leyline.errors import ShapeError as ShapeError
     from esper.leyline.errors import UnknownNameError as UnknownNameError
+    from esper.leyline.errors import install_hint as install_hint
     from esper.leyline.errors import parse_error_line as parse_error_line
     from esper.leyline.errors import shorten as shorten
     from esper.leyline.errors import shown as shown
