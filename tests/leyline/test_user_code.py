@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.growing.measuring import measure
+from esper.growing.metrics import make_metric
 from esper.growing.progress import ProgressPrinter
 from esper.leyline import torch_switches
 from esper.leyline.errors import EsperError
@@ -16,6 +18,7 @@ from esper.scripts.cli.command import exit_status_of
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_feed import RoundFeed
 from esper.tasks.member_functions import MemberFunction
+from esper.tasks.objectives import make_training_loss
 from support import refused
 
 CHANGES = {
@@ -138,12 +141,19 @@ def test_on_round_of_training_cannot_end_the_process():
 
 
 @pytest.mark.parametrize("vmapped", [None, False])
-def test_an_own_metric_cannot_end_the_process(vmapped):
-    metric = MemberFunction(leave, "metric")
-    metric.vmapped = vmapped
-    assert "metric leave fails: SystemExit" in refused(
-        lambda: metric(torch.ones(2, 3), torch.ones(2, 3))
-    )
+def test_an_own_loss_cannot_end_the_process(vmapped):
+    loss = MemberFunction(leave, "loss")
+    loss.vmapped = vmapped
+    line = refused(lambda: loss(torch.ones(2, 3), torch.ones(2, 3)))
+    assert "loss leave fails: SystemExit" in line
+
+
+def test_an_own_metric_of_grow_cannot_end_the_process():
+    targets, outputs = torch.tensor([0, 1] * 4), torch.eye(2).repeat(4, 1)
+    loss = make_training_loss("auto", targets=targets, output_shape=(2,))
+    metric = make_metric(leave, loss, targets, targets)
+    line = refused(lambda: measure(metric, outputs, targets))
+    assert "metric leave fails: SystemExit" in line
 
 
 def test_a_command_whose_user_code_exits_deep_inside_fails_with_one_line(capsys):

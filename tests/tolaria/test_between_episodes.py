@@ -11,7 +11,7 @@ import pytest
 from context_support import EMPTY, Planner, fixed_budget, planned_engine
 from engine_support import small_engine, small_task
 from esper.leyline import VARIED, Range
-from esper.tamiyo.baselines import WaitPolicy
+from esper.tamiyo.baselines import StaticTopology
 from esper.tasks.contexts import chance_of, draw_members, draw_round, train_samples
 from esper.tolaria.compute_clock import ComputeClock
 from esper.tolaria.step_training import StepTrainer
@@ -69,10 +69,14 @@ def test_every_episode_spends_its_budget_whatever_the_last_one_spent(budget):
         assert engine.context.clock.trained_E.tolist() == [4 * budget]
 
 
-def test_without_a_compute_clock_every_episode_costs_one_run_of_the_host():
+def test_without_a_compute_clock_every_episode_costs_its_own_topology():
+    """Once the first planted seed, then nothing, then the seed again."""
     engine = small_engine(small_task(episode_length=2, batches_per_step=1), members=1)
-    ratios = [engine.run_rollout(WaitPolicy()).outcome.flops_ratio_E.tolist() for _ in range(2)]
-    assert ratios == [[1.0], [1.0]]
+    kinds = ([[2, EMPTY, EMPTY]], BARE, [[2, EMPTY, EMPTY]])
+    policies = [StaticTopology.final(np.array(kind)) for kind in kinds]
+    first, bare, again = [engine.run_rollout(p).outcome.flops_ratio_E[0] for p in policies]
+    assert bare == 1.0
+    assert first == again > 1.0
 
 
 def test_a_round_has_its_own_contexts_and_what_is_hidden_has_a_seed_of_its_own():
