@@ -66,6 +66,11 @@ def test_the_plain_network_gives_the_probabilities(fitted):
     assert (NAMES[probabilities.argmax(axis=1)] == fitted.predict(X)).all()
 
 
+def test_networks_are_chosen_by_the_metric_that_is_named(fitted):
+    assert fitted.result_.info.metric == "explained"
+    assert quick(metric="F1-macro").fit(X, Y).result_.info.metric == "f1_macro"
+
+
 def test_the_plain_network_is_read_without_esper(fitted, tmp_path):
     file = tmp_path / "model.pkl"
     file.write_bytes(pickle.dumps(fitted.model_))
