@@ -167,9 +167,8 @@ def _compared(facts: Facts) -> str:
     gain = _merit(facts, apart.value)
     low, high = sorted(_merit(facts, value) for value in (apart.low, apart.high))
     if not math.isfinite(low) or not math.isfinite(high):
-        return (
-            f"{line}, {_amount(facts, gain, signed=True)} against your model (n = {apart.samples:,})"
-        )
+        apart_by = _amount(facts, gain, signed=True)
+        return f"{line}, {apart_by} against your model (n = {apart.samples:,})"
     ends = (_amount(facts, end, signed=True, unit=False) for end in (low, high))
     interval = f"95 % {' to '.join(ends)}, n = {apart.samples:,}"
     if low <= 0 <= high:
