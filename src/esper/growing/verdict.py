@@ -137,7 +137,7 @@ def _below_a_constant(facts: Facts) -> str:
     said = "no better than a constant predictor" if level else "below a constant predictor"
     line = (
         f"{said}: test {facts.metric} {facts.pick.score:.4f}, predicting the same for every sample "
-        f"has {facts.constant:.4f} (n = {facts.difference.samples})"
+        f"has {facts.constant:.4f} (n = {facts.difference.samples:,})"
     )
     limits = [_count(facts.tried), *_limits(facts.tried)]
     return f"{line}; {', '.join(limits)}; train longer, try other rates, or check the targets"
@@ -167,11 +167,10 @@ def _compared(facts: Facts) -> str:
     gain = _merit(facts, apart.value)
     low, high = sorted(_merit(facts, value) for value in (apart.low, apart.high))
     if not math.isfinite(low) or not math.isfinite(high):
-        return (
-            f"{line}, {_amount(facts, gain, signed=True)} against your model (n = {apart.samples})"
-        )
+        apart_by = _amount(facts, gain, signed=True)
+        return f"{line}, {apart_by} against your model (n = {apart.samples:,})"
     ends = (_amount(facts, end, signed=True, unit=False) for end in (low, high))
-    interval = f"95 % {' to '.join(ends)}, n = {apart.samples}"
+    interval = f"95 % {' to '.join(ends)}, n = {apart.samples:,}"
     if low <= 0 <= high:
         apart_by = _amount(facts, gain, signed=True)
         return f"{line}, level with your model ({apart_by}, {interval})"
