@@ -127,7 +127,7 @@ def _diverged(tried: Tried) -> str:
     alone = tried.networks == 1
     who = "your model" if alone else f"{max(1, tried.diverged)} of {tried.networks} networks"
     return (
-        f"diverged: outputs of {who} became NaN or infinite; lower lr=, clip gradients, or scale "
+        f"diverged: outputs of {who} became NaN or infinite; lower lr= or clip=, or scale "
         f"inputs and targets"
     )
 
