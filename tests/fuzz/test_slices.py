@@ -1,4 +1,4 @@
-"""A little of each fuzz in every `make test`, so that none of them rots; one server serves all."""
+"""A little of each fuzz, in a minute; one server serves all."""
 
 from __future__ import annotations
 

@@ -63,14 +63,14 @@ def test_a_budget_under_one_batch_is_refused():
 
 
 def test_members_train_as_many_batches_as_their_network_costs():
-    """Also in a second episode: nothing is carried over from the first."""
+    """Also in a second episode: half a batch of the first is left, and is not carried over."""
     topology = np.array([[EMPTY] * 3, [2, 2, 2], [EMPTY, EMPTY, 0]])
-    engine = planned_engine(fixed_budget(2.0), batches_per_step=2)
+    engine = planned_engine(fixed_budget(1.5), batches_per_step=3)
     for _ in range(2):
         engine.run_rollout(Planner(topology))
         clock, cost_E = engine.context.clock, engine.context.cost_E()
         assert cost_E[0] == 1.0
-        assert clock.trained_E.tolist() == np.floor(5 * 2 * 2.0 / cost_E + 1e-9).tolist()
+        assert clock.trained_E.tolist() == np.floor(5 * 3 * 1.5 / cost_E + 1e-9).tolist()
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
