@@ -15,6 +15,7 @@ from typing import Final, TextIO
 from esper.growing.records import stages_done
 from esper.growing.search import Search
 from esper.growing.variants import Field
+from esper.leyline.text import visible
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
@@ -89,7 +90,7 @@ class ProgressPrinter:
 
     def _print(self, line: str) -> None:
         self._end_line()
-        print(line, file=self._stream, flush=True)
+        print(visible(line), file=self._stream, flush=True)
         self._printed = time.monotonic()
 
     @contextlib.contextmanager

@@ -24,6 +24,7 @@ from esper.leyline.compute import ComputeSettings
 from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.console import moving
+from esper.scripts.cli.output import say
 from esper.simic.agent.config import NO_PREFIX
 
 if TYPE_CHECKING:
@@ -509,7 +510,7 @@ def _report_regrets(path: Path, found: Audit) -> None:
         with moving("computing what choosing is worth"):
             made = write_report(path, found)
     except EsperError as error:
-        print(f"no regrets: {error}")
+        say(f"no regrets: {error}")
         return
-    print(made.text)
+    say(made.text)
     print(f"report: {', '.join(str(file) for file in made.files)}")

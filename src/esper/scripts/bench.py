@@ -19,6 +19,7 @@ import tyro
 from esper.leyline.errors import EsperError, unknown_name
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.flags import require_counts
+from esper.scripts.cli.output import say
 
 if TYPE_CHECKING:
     from esper.audit.bench import Bench
@@ -121,7 +122,7 @@ def list_shipped(as_json: bool) -> None:
         return
     head = ("records", "contexts", "topologies", "hosts", "steps", "size", "bare host", "best one",
             "score of bare", "device")  # fmt: skip
-    print(text_table(head, [_listed_row(entry) for entry in found]))
+    say(text_table(head, [_listed_row(entry) for entry in found]))
     print("\nbare host, best one: mean test accuracy, of the host alone and of the best topology")
     print("esper bench NAME judges policies on them")
 
@@ -187,7 +188,7 @@ def judge(config: RunBench, makers: Mapping[str, PolicyMaker]) -> None:
     if config.out is not None:
         files += board_files(config.out, text, record)
     with write_before_printing(*files):
-        print(json_bytes(record).decode().rstrip() if config.json else text)
+        say(json_bytes(record).decode().rstrip() if config.json else text)
         if files and not config.json:
             print(f"\nfiles: {', '.join(str(path) for path, _ in files)}")
 

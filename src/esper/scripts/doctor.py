@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examine(config: Doctor) -> None:
     """Print the report. Imports are local, so that --help is fast."""
+    from rich.text import Text
+
     from esper.karn.terminal import Terminal
 
     console = Terminal(140)
@@ -66,9 +68,9 @@ def examine(config: Doctor) -> None:
         "data": data_lines,
     }
     for title, lines in sections.items():
-        console.print(f"[bold]{title}[/bold]")
+        console.print(Text(title, style="bold"))
         for line in lines(config):
-            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
 def device_lines(config: Doctor) -> list[str]:

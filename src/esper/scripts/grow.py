@@ -23,6 +23,7 @@ from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.output import say
 from esper.scripts.cli.resuming import command_line
 from esper.storage.sessions import resumed_by
 
@@ -223,7 +224,7 @@ def _resume_command(folder: Path, words: Sequence[str]) -> str:
 def _print(result: GrowResult, words: Sequence[str]) -> None:
     from esper.growing.folder import REPORT
 
-    print(result)
+    say(result)
     print(f"report: {result.folder / REPORT}")
     if not result.record.complete:
         command = _resume_command(result.folder, words)
