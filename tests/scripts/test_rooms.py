@@ -110,6 +110,9 @@ def test_the_doctor_tells_device_versions_executor_and_data(tmp_path, monkeypatc
     said = capsys.readouterr().out
     for word in ("cpu (", "threads", "esper ", "torch ", "profile fast: ", "measured: vmap"):
         assert word in said, word
+    assert [line for line in said.splitlines() if not line.startswith("  ")] == [
+        "device", "versions", "executor", "data",
+    ]  # fmt: skip
     for name in task_names():
         assert name in said
     assert "missing, get it from https://" in said
