@@ -148,8 +148,9 @@ def test_files_that_do_not_fit_are_one_line(tmp_path):
     audit = made_audit(contexts=6)
     assert compare_live(tmp_path, audit) is None
     write_policy(tmp_path, audit, "mine", 0.0, compute=1.0)
-    records = audit.records.accuracy_CHKT
-    records[5] = np.nan
+    accuracy_CHKT = audit.records.accuracy_CHKT.copy()
+    accuracy_CHKT[5] = np.nan
+    audit = replace(audit, records=replace(audit.records, accuracy_CHKT=accuracy_CHKT))
     assert "other contexts" in refused(lambda: compare_live(tmp_path, audit))
     other = replace(audit, info=replace(audit.info, seed=4))
     assert "belongs to another audit" in refused(lambda: compare_live(tmp_path, other))

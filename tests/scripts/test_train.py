@@ -425,11 +425,11 @@ def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, 
     before = contents(run)
     assert call("ppo", "--resume", run, "--rounds", "5", "--dry-run") == 0
     said = capsys.readouterr().out
-    words = ("2 of 5 rounds are done, 3 left", "3 rounds of 6 steps = 18 steps", "3 updates")
+    words = ("2 of 5 rounds are done, 3 left", "3 rounds of 4 steps = 12 steps", "3 updates")
     for word in (*words, "rounds: 2 -> 5"):
         assert word in said, word
     assert call("ppo", "--resume", run, "--dry-run") == 0
-    assert "0 rounds of 6 steps = 0 steps" in capsys.readouterr().out
+    assert "0 rounds of 4 steps = 0 steps" in capsys.readouterr().out
     for flags, word in (
         (("--rounds", "1"), "already has 2 rounds"),
         (("--envs", "5"), "envs is 2"),

@@ -95,6 +95,8 @@ def test_removed_seeds_are_counted_once():
 class Scribbler(Diary):
     """A listener that writes into everything it is shown."""
 
+    refused = 0
+
     def on_step(self, record) -> None:
         super().on_step(record)
         for struct in (
@@ -105,12 +107,16 @@ class Scribbler(Diary):
             for field in dataclasses.fields(struct):
                 value = getattr(struct, field.name)
                 if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-                    value[:] = 0.9
+                    with pytest.raises(ValueError, match="read-only"):
+                        value[:] = 0.9
+                    self.refused += 1
 
 
-def test_what_others_write_into_records_changes_nothing():
-    told, silent = small_engine(SPEC, Scribbler(), seed=2), small_engine(SPEC, seed=2)
+def test_records_refuse_what_others_write_into_them():
+    scribbler = Scribbler()
+    told, silent = small_engine(SPEC, scribbler, seed=2), small_engine(SPEC, seed=2)
     told.run_rollout(random_policy(2, SPEC))
+    assert scribbler.refused > 10 * SPEC.episode_length
     silent.run_rollout(random_policy(2, SPEC))
     for name, values in histories(told.episode).items():
         assert np.array_equal(values, histories(silent.episode)[name], equal_nan=True), name
