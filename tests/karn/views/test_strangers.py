@@ -30,19 +30,17 @@ FOLDER_FUZZ = "tests/karn/views/test_strangers.py"
 ESCAPES = "2026[/red]<b>\x1b[31m\x9b2J\u202e\x07"
 
 
-@pytest.fixture(scope="session")
-def strangers(tmp_path_factory, ppo, policy, grown, compared, audited) -> Strangers:
-    sound = (ppo, policy, grown, compared, audited)
-    return Strangers(tmp_path_factory.mktemp("strangers"), sound)
-
-
-def test_a_few_changed_folders_never_give_a_traceback(strangers):
+def test_a_few_changed_folders_never_give_a_traceback(tmp_path, policy, grown):
+    strangers = Strangers(tmp_path, (policy, grown))
     broken = [said for seed in range(5) for said in strangers.complaints(seed)]
     require_none(broken, FOLDER_FUZZ, "1000")
 
 
 @pytest.mark.slow
-def test_1000_changed_folders_never_give_a_traceback(strangers):
+def test_1000_changed_folders_never_give_a_traceback(
+    tmp_path, ppo, policy, grown, compared, audited
+):
+    strangers = Strangers(tmp_path, (ppo, policy, grown, compared, audited))
     broken = [said for seed in seeds(0, 1000) for said in strangers.complaints(seed)]
     require_none(broken, FOLDER_FUZZ, "1000")
 
