@@ -119,7 +119,7 @@ test-browser: setup $(BROWSER_STAMP) ## the dashboard and reports in Chromium, w
 		$(BIN)/python -m pytest -m '' $(BROWSER_TESTS)
 
 guardrail: setup ## the fast tests of names and contracts
-	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)
+	$(BIN)/python -m pytest -m "" $(GUARDRAIL_TESTS)
 
 # The tools of the extra `docs` alone: docstrings are read, not imported, so no torch is needed.
 DOCS_VENV  := .venv-docs

@@ -37,7 +37,7 @@ def model() -> nn.Module:
 
 
 def grow(folder: Path, **settings) -> esper.GrowResult:
-    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 8, "widths": (0.5, 2.0)} | settings
+    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 8, "widths": (2.0,)} | settings
     return esper.grow(model, data(), folder=folder, verbose=False, device="cpu", **chosen)
 
 
