@@ -39,7 +39,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow test test-kernels test-browser test-slow guardrail lint docs dist bench clean
+.PHONY: help setup run grow test test-modules test-kernels test-browser test-slow guardrail lint docs dist bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,9 +78,11 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/mypy --num-workers $(JOBS)
 	$(BIN)/lint-imports --no-logo
 
-test: ## lint beside the kernels, then all tests but the slow ones
+test: ## lint beside the tests, all but the slow ones, kernels first
 	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) $(STAMP) $(KERNELS_STAMP)
-	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) JOBS=1 test-kernels lint $(WARM)
+	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) JOBS=1 lint test-modules
+
+test-modules: $(WARM) test-kernels
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --ignore $(KERNEL_TESTS)
 
 test-slow: setup ## the slow tests alone; those that need an extra say so and skip
