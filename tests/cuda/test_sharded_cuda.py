@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import torch
 from cuda_support import NEEDS_CUDA
 
 pytestmark = NEEDS_CUDA
-TESTS = Path(__file__).parents[1]
 PROGRAM = """
 import sys, torch
 from support import KINDS, batch, good_signals, make_population
@@ -42,7 +40,7 @@ def test_sharded_equals_loop(tmp_path, ranks: int):
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
     (tmp_path / "program.py").write_text(PROGRAM)
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
+    paths = os.pathsep.join(sys.path)
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
         [sys.executable, *launcher, str(tmp_path / "program.py"), "cuda"],

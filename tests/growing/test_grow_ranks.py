@@ -29,7 +29,7 @@ def start(out: Path, case: str, executor: str) -> subprocess.CompletedProcess[st
 
 
 def run_python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(folder), str(TESTS), str(TESTS.parent / "src")])
+    paths = os.pathsep.join([str(folder), *sys.path])
     return subprocess.run(
         [sys.executable, *words],
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},

@@ -17,7 +17,6 @@ import pytest
 
 from data_support import mnist1d_arrays, write_mnist1d
 
-SOURCE = Path(__file__).parents[2] / "src"
 FLAGS = [
     "ppo", "--task", "synthetic", "--envs", "6", "--episode-length", "4", "--batches-per-step", "1",
     "--executor", "loop", "--device", "cpu", "--evaluation-envs", "1", "--width", "16",
@@ -25,8 +24,10 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+def environment(*folders: Path) -> dict[str, str]:
+    """Of a rank: it imports from `folders` first, then what this process can import."""
+    path = os.pathsep.join([*map(str, folders), *sys.path])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def command(ranks: int, *flags: str, restarts: int = 0) -> list[str]:
@@ -155,8 +156,9 @@ def test_a_rank_that_dies_in_its_imports_does_not_bring_back_the_run_of_an_earli
     words = command(2, *FLAGS, "--rounds", "3", "--runs", str(runs), restarts=1)
     at = words.index("--standalone")
     words[at : at + 1] = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job1"]
-    found = environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"}
-    done = subprocess.run(words, env=found, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        words, env=environment(tmp_path), capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert [start for start, _ in sessions(runs)] == [0], "it begins a run of its own"
     assert_alike(figures(runs), figures(alone))
@@ -184,10 +186,9 @@ def test_a_slow_rank_is_cut_where_asked_for_and_the_round_says_so(tmp_path):
     runs = tmp_path / "runs"
     flags = [word for word in FLAGS if word not in ("--quiet", "--telemetry", "off")]
     flags += ["--rounds", "2", "--runs", str(runs), "--cut-stragglers", "0.5"]
-    path = f"{tmp_path}{os.pathsep}{SOURCE}"
     done = subprocess.run(
         command(2, *flags),
-        env=environment() | {"PYTHONPATH": path},
+        env=environment(tmp_path),
         capture_output=True,
         text=True,
         timeout=300,
