@@ -1,0 +1,1 @@
+"""Trainers take runs and train them: same results, different speed."""

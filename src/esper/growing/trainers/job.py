@@ -1,0 +1,74 @@
+"""What a trainer is given, and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from esper.growing.runs import How, Recipe
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One run to train."""
+
+    number: int
+    build: Callable[[], nn.Module]
+    """Makes the network on the CPU, in training mode, with the weights it starts from."""
+    recipe: Recipe
+    seed: int
+    """Names its random streams: order of the samples, dropout."""
+    checkpoint: Path
+    """File of its state under way: continued from there if it exists, removed by the caller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Where a run is."""
+
+    number: int
+    trained: int
+    batches: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What became of a run."""
+
+    number: int
+    trained: int
+    """Batches; fewer than its recipe says: it was stopped, or its loss is not finite."""
+    finite: bool
+    score: float
+    """On the validation part; NaN: its outputs are not finite."""
+    loss: float
+    curve: tuple[tuple[int, float], ...]
+    """(batches, training loss)."""
+    seconds: float
+    how: How
+    weights: dict[str, Tensor]
+    """State dict, on the CPU."""
+
+
+Tick = Callable[[Sequence[Running]], bool]
+"""Called several times a second with the runs under way; True: stop."""
+
+
+class Trainer(Protocol):
+    """Trains runs, as many at a time as it can."""
+
+    def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
+        """Train jobs, which are taken as there is room, and yield them as they end.
+
+        Once `tick` says stop, those under way are saved to their checkpoints, judged as they are
+        and yielded; no further one is taken.
+        """
+        ...
+
+    def close(self) -> None:
+        """End its processes, and free its memory."""
+        ...

@@ -1,0 +1,91 @@
+"""What all runs of a search have in common: data, loss, metric, precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.growing.measuring import kept_outputs
+from esper.growing.metric_forms import Metric
+from esper.growing.trainers.data import BatchSource, ResidentOrder, Samples, StreamReader
+from esper.kasmina.losses import cross_entropy
+from esper.kasmina.tracing import Inputs
+from esper.tasks.objectives import TrainingLoss
+
+VAL_BATCH: Final = 1024
+"""Samples of a validation batch."""
+
+ScalarLoss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs `[B, ...]`, targets `[B, ...]`) of one network -> its mean loss."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """Data, loss and metric of all runs, on one device."""
+
+    inputs: Inputs
+    """How networks are called."""
+    train: Samples | StreamReader
+    val: Samples
+    loss: ScalarLoss
+    metric: Metric
+    device: torch.device
+    amp: bool = False
+    """Train in bfloat16 by autocast."""
+
+    def batches(self, batch_size: int, seed: int) -> BatchSource:
+        """The batches of a run."""
+        if isinstance(self.train, StreamReader):
+            return self.train
+        return ResidentOrder(self.train, batch_size, seed)
+
+    def outputs(self, network: nn.Module, values: list[Tensor]) -> Tensor:
+        """Outputs of a network for a batch of raw inputs."""
+        out: Tensor = self.inputs.call(network, values)
+        return out
+
+    def judge(self, network: nn.Module) -> tuple[float, float, bool]:
+        """Validation score and loss of a network, and whether its outputs are finite.
+
+        In float32 and in eval mode; the modes of its parts are put back.
+        """
+        modes = {part: part.training for part in network.modules()}
+        network.eval()
+        losses: list[Tensor] = []
+
+        def run(some: slice) -> Tensor:
+            values, targets = self.val.take(some)
+            outputs = self.outputs(network, values).float()
+            losses.append(self.loss(outputs, targets).detach() * len(targets))
+            return outputs
+
+        try:
+            kept, finite = kept_outputs(self.metric, run, self.val.targets, VAL_BATCH)
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+        # SYNC: once a run, at its end.
+        loss = float(torch.stack(losses).sum()) / len(self.val)
+        score = self.metric.value(kept.cpu(), self.val.targets.cpu()) if finite else float("nan")
+        return score, loss, finite
+
+
+def scalar_loss(loss: TrainingLoss) -> ScalarLoss:
+    """The loss of one network; torch's own function where that computes the same."""
+    if loss.loss is cross_entropy:
+        return _labels_last
+
+    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss.loss(outputs[None], targets[None])[0]
+
+    return mean
+
+
+def _labels_last(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy; classes are the last axis."""
+    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
