@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from esper.device.memory import free_bytes
 from esper.tasks.registry import get_task_spec
 from esper.tolaria import EngineConfig, VectorizedEngine
 from esper.tolaria.memory_check import (
-    free_bytes,
     history_bytes,
     input_bytes,
     permutation_bytes,

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.device.memory import free_bytes
 from esper.growing.arrays import Notes
 from esper.growing.labels import LabelMap
 from esper.growing.opening import open_source
@@ -38,7 +39,6 @@ from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.seeds import require_seed
 from esper.tasks.objectives import check_sample_weights
-from esper.tolaria.memory_check import free_bytes
 
 StreamChoice = Literal["auto", "always", "never"]
 MEMORY_SHARE: Final = 0.25

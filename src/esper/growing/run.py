@@ -12,6 +12,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
+from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
 from esper.growing.batches import BatchSource, ResidentBatches, StreamedBatches
 from esper.growing.budget import Budget
@@ -59,10 +60,9 @@ from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.nissa.trackers.tracking import track_run
 from esper.simic.training.runs.folder import GROW
-from esper.simic.training.runs.provenance import versions
 from esper.storage import run_files
+from esper.storage.provenance import versions
 from esper.storage.sessions import utc_now
-from esper.tolaria.memory_check import free_bytes
 from esper.tolaria.runtime import explain_out_of_memory
 
 VAL_BATCH: Final = 1024

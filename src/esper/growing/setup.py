@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.device.bfloat16 import bfloat16_passes
+from esper.device.memory import free_bytes
 from esper.growing.batches import BatchSource
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.topologies import TopologySpace
@@ -30,7 +31,6 @@ from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.optim import OptimConfig
 from esper.leyline.user_errors import is_out_of_memory
 from esper.tasks.objectives import TrainingLoss
-from esper.tolaria.memory_check import free_bytes
 
 OPTIMIZERS: Final = ("auto", "adamw", "sgd")
 RATES: Final = {"adamw": 3e-3, "sgd": 0.05}

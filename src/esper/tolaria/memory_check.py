@@ -8,11 +8,11 @@ kill the process without an error message.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Final
 
 import torch
 
+from esper.device.memory import free_bytes
 from esper.leyline.errors import EsperError
 from esper.tasks.spec import TaskData, TaskSpec
 
@@ -24,8 +24,6 @@ _HISTORIES: Final = 7
 """Values kept per member and step by `EpisodeTracker`."""
 _ALWAYS_ALLOWED: Final = 2**30
 """Sizes up to this are allowed without checking free memory."""
-_CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
-_MEMORY: Final = Path("/proc/meminfo")
 
 
 def require_memory(
@@ -59,30 +57,6 @@ def permutation_bytes(spec: TaskSpec, data: TaskData, members: int) -> int:
 def history_bytes(spec: TaskSpec, members: int) -> int:
     """Bytes of the histories of an episode."""
     return _HISTORIES * _INDEX_BYTES * members * (spec.episode_length + 1)
-
-
-def free_bytes(device: torch.device) -> float:
-    """Free memory in bytes; infinite if unknown."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return float(free + unused)
-    return min(_free_system_memory(), _cgroup_limit())
-
-
-def _free_system_memory() -> float:
-    try:
-        rows = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
-        return sum(1024.0 * int(rows[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
-    except (OSError, KeyError, ValueError):  # not Linux
-        return math.inf
-
-
-def _cgroup_limit() -> float:
-    try:
-        return float(_CGROUP_LIMIT.read_text())  # "max" (no limit) raises ValueError
-    except (OSError, ValueError):
-        return math.inf
 
 
 def _gib(size: float) -> str:

@@ -186,7 +186,7 @@ class Program:
 
 def _named_state(network: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, tied ones once; buffers that are not saved included."""
-    return {n: t for n, t in (*network.named_parameters(), *network.named_buffers())}
+    return dict((*network.named_parameters(), *network.named_buffers()))
 
 
 class Generators:

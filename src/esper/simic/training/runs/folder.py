@@ -42,11 +42,11 @@ from esper.nissa.trackers.names import TrackerName
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
-from esper.simic.training.runs.provenance import git_revision, versions
 from esper.simic.training.runs.task_source import copy_task_file
 from esper.storage import run_files
 from esper.storage.atomic import sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
+from esper.storage.provenance import git_revision, versions
 from esper.storage.run_files import CONFIG as CONFIG
 from esper.storage.run_files import GROW as GROW
 from esper.storage.run_files import GROWN_NETWORKS as GROWN_NETWORKS

@@ -22,7 +22,7 @@ from esper.simic.training.runs.checkpoints import (
     task_facts,
 )
 from esper.simic.training.runs.folder import CONFIG, checkpoints_dir, read_info
-from esper.simic.training.runs.provenance import versions
+from esper.storage.provenance import versions
 from esper.tasks.task_files import is_file_reference, task_file_digest
 
 if TYPE_CHECKING:
