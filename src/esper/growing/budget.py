@@ -41,6 +41,11 @@ class Budget:
         if self.params is not None and self.params != int(self.params):
             raise EsperError(f"budget params={self.params}: give a whole number of parameters")
 
+    def allows(self, params: int, macs: int) -> bool:
+        """Whether a network is within the limits."""
+        within = self.params is None or params <= self.params
+        return within and (self.macs is None or macs <= self.macs)
+
     def check_host(self, params: int, macs: int) -> None:
         """Raise if the model itself exceeds the limits of a network."""
         for name, limit, size in (("params", self.params, params), ("macs", self.macs, macs)):

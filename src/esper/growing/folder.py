@@ -2,9 +2,9 @@
 
     runs/<name>__grow__<seed>__<time>/
         grow.json       settings, model, data and versions
-        search.json     the state of the search
-        population-*/   members of the bracket under way, a folder for each variant
-        networks/       NUMBER/ (weights), NUMBER-plain/ (networks of the frontier)
+        search.json     the table of runs: the state of the search
+        checkpoints/    runs under way
+        networks/       NUMBER.safetensors (weights), NUMBER-plain/ (networks of the frontier)
         source/         copies of the user's files, if they were named
         trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
         result.json     frontier, pick and verdict
@@ -21,29 +21,27 @@ import json
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from torch import nn
+from torch import Tensor, nn
 
 from esper.growing.budget import Budget
-from esper.growing.records import Candidate, SearchState
-from esper.kasmina.population import Population
+from esper.growing.runs import Table
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, shown
-from esper.simic.training.runs.folder import GROW, GROWN_NETWORKS
 from esper.storage import run_files
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.run_files import RESULT as RESULT
-from esper.storage.run_files import SEARCH
+from esper.storage.run_files import GROW as GROW
+from esper.storage.run_files import GROWN_NETWORKS, SEARCH
 from esper.storage.sealed_json import read_document, require_schema, seal
 
-POPULATION: Final = "population"
+CHECKPOINTS: Final = "checkpoints"
 NETWORKS: Final = GROWN_NETWORKS
 REPORT: Final = run_files.REPORT_PAGE
 SOURCES: Final = "source"
@@ -73,7 +71,7 @@ class GrowInfo:
     places: tuple[str, ...]
     """Where each slot is in the user's model."""
     variants: tuple[str, ...]
-    """Names of the hosts that were tried; the first one, the model as given, has none."""
+    """Names of the widths that were tried; the first one, the model as given, has none."""
     variant_places: tuple[tuple[str, ...], ...]
     """Where the slots of each of them are."""
     blueprints: tuple[str, ...]
@@ -85,9 +83,8 @@ class GrowInfo:
     """Batches of a full training run."""
     optimizer: str
     rates: tuple[float, ...]
-    most_members: int
     runs: float
-    """Compute of the search, in full training runs of the bare host."""
+    """Compute of the search, in full training runs of the model; infinite: as time allows."""
     seed: int
     device: str
     budget: Budget
@@ -107,6 +104,8 @@ class GrowInfo:
     """Batches of a training run before the time limit cut it."""
     higher_is_better: bool
     """Whether a higher score is better."""
+    settings: tuple[tuple[str, str], ...]
+    """Everything else that changes results: a resume compares it."""
 
     def rank(self, score: float, params: int) -> tuple[float, int]:
         """Sort key of a network: the better score, then the smaller size; NaN is the worst."""
@@ -115,7 +114,7 @@ class GrowInfo:
 
 
 class GrowFolder:
-    """The folder of one run, locked while it is open; a `SearchStore`."""
+    """The folder of one run, locked while it is open; the `Store` of its search."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -139,6 +138,7 @@ class GrowFolder:
                     f"another folder"
                 ) from error
             (path / NETWORKS).mkdir()
+            (path / CHECKPOINTS).mkdir()
             return GrowFolder(path)
         raise EsperError(f"{root}: no free name for a new run; move old runs away")
 
@@ -177,34 +177,39 @@ class GrowFolder:
 
     # ---- the search -----------------------------------------------------------------------
 
-    def save_state(self, state: SearchState, populations: Mapping[int, Population]) -> None:
-        """Save the state; `populations`: the members of the bracket under way, by variant.
+    def save_table(self, table: Table) -> None:
+        """Write the table of runs."""
+        self.write(SEARCH, table)
 
-        They are saved under the name of their progress, which the state has too, so that a kill
-        between both writes leaves an older pair.
-        """
-        held = self.path / population_name(state)
-        for host, population in populations.items():
-            held.mkdir(exist_ok=True)
-            population.save(held / str(host))
-        self.write(SEARCH, state)
-        for old in self.path.glob(f"{POPULATION}-*"):
-            if old != held or not populations:
-                shutil.rmtree(old, ignore_errors=True)
+    def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights of a run."""
+        from safetensors.torch import save
 
-    def save_network(self, candidate: Candidate, population: Population, member: int) -> None:
-        """Save the weights of a candidate."""
-        population.member(member).save(self.network_path(candidate.number))
+        whole = {name: value.contiguous().clone() for name, value in weights.items()}
+        path = self.weights_path(number)
+        try:
+            write_atomic(path, save(whole))
+        except OSError as error:
+            raise EsperError(
+                f"cannot write {path}: {error.strerror}; {write_advice(error)}"
+            ) from error
 
-    def network_path(self, number: int) -> Path:
-        """Folder of the weights of a candidate."""
-        return self.path / NETWORKS / f"{number:04d}"
+    def drop_weights(self, number: int) -> None:
+        """Remove the weights of a run."""
+        self.weights_path(number).unlink(missing_ok=True)
+
+    def weights_path(self, number: int) -> Path:
+        """File of the weights of a run."""
+        return weights_path(self.path, number)
+
+    def checkpoint(self, number: int) -> Path:
+        """File of a run under way."""
+        return self.path / CHECKPOINTS / f"{number:04d}.safetensors"
 
 
-def population_name(state: SearchState) -> str:
-    """Folder name of the population that belongs to a state."""
-    trained = sum(batches for _, batches in state.batches)
-    return f"{POPULATION}-{state.bracket}-{state.stage}-{trained}"
+def weights_path(run: Path, number: int) -> Path:
+    """File of the weights of a network."""
+    return run / NETWORKS / f"{number:04d}.safetensors"
 
 
 def require_grow_folder(path: Path) -> None:
@@ -225,11 +230,11 @@ def read_info(path: Path) -> GrowInfo:
     return read_record(GrowInfo, document, str(path / GROW))
 
 
-def read_state(path: Path) -> SearchState:
-    """Read the state of a search; a fresh one if none was saved."""
+def read_table(path: Path) -> Table:
+    """Read the table of runs; an empty one if none was saved."""
     if not (path / SEARCH).exists():
-        return SearchState()
-    return read_record(SearchState, read_document(path / SEARCH), str(path / SEARCH))
+        return Table()
+    return read_record(Table, read_document(path / SEARCH), str(path / SEARCH))
 
 
 def check_sources(files: Sequence[str | os.PathLike[str]]) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from esper.growing.folder import read_state
-from esper.growing.records import Candidate
+from esper.growing.folder import read_table
 from esper.growing.report_svg import (
     Curve,
     Kind,
@@ -20,6 +19,7 @@ from esper.growing.report_svg import (
     judged,
     kind_of,
 )
+from esper.growing.runs import Row, Table
 from esper.growing.settings_text import settings_of
 from esper.leyline.errors import EsperError
 from esper.plotting.html import STYLE, Markup, code, details, markup, table, tag
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
     from esper.growing.folder import GrowInfo
     from esper.growing.result import GrowResult, NetworkRecord
 
-MOST_CANDIDATES: Final = 500
-"""Candidates shown; the best ones of a longer search."""
+MOST_NETWORKS: Final = 500
+"""Networks shown; the best ones of a longer search."""
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 """Browsers then load nothing for the page, and run no script in it."""
 HEAD: Final = ("network", "test", "standard error", "validation", "parameters", "MACs",
                "host runs", "learning rate", "seeds")  # fmt: skip
 ORIGINS: Final = {
-    "host": "your model",
-    "planted": "planted from the start",
-    "pruned": "a seed removed during training",
-    "grown": "a seed added during training",
-    "refit": "found in training, planted from the start",
+    "given": "your model",
+    "width": "your model at another width",
+    "seeds": "seeds from the start",
+    "grown": "one seed more, from the weights of another network",
+    "pruned": "one seed less, from the weights of another network",
 }
 
 
@@ -106,7 +106,7 @@ def _opening(result: GrowResult, name: str) -> Markup:
         (f"test {metric}", f"{pick.test_score:.4f}", f"your model: {host.test_score:.4f}"),
         ("parameters", f"{pick.params:,}", f"your model: {host.params:,}"),
         ("MACs per sample", f"{pick.macs:,}", f"your model: {host.macs:,}"),
-        ("host runs", f"{record.runs:.1f}", f"budget: {result.info.runs:.3g}"),
+        ("host runs", f"{record.runs:.1f}", _limit(result.info).strip() or "as time allows"),
     ]
     cards = [
         tag("li", title, tag("strong", value), tag("span", beside, class_="muted"))
@@ -126,16 +126,15 @@ def frontier_parts(result: GrowResult) -> list[Markup]:
     record, metric = result.record, result.info.metric
     networks = judged(record)
     shown = {network.number for network in networks}
-    static = [network for network in record.static if network.number not in shown]
+    others = [network for network in record.others if network.number not in shown]
     note = (
         "Test score of the networks that none beats on validation, and of your model; bars are one "
         "standard error over samples."
     )
-    if static:
-        length = "in full" if record.complete else "as far as the search came"
+    if others:
         note += (
-            f" Rings are other networks, trained {length} with their seeds from the start: they "
-            f"were not judged on test, so their validation score is shown."
+            " Rings are the other runs: they were not judged on test, so their validation score is "
+            "shown."
         )
     marked = next(i for i, network in enumerate(networks) if network.number == record.pick)
     rows = [_row(network, result) for network in networks]
@@ -143,10 +142,10 @@ def frontier_parts(result: GrowResult) -> list[Markup]:
         tag("figure", frontier_plot(record, metric), tag("figcaption", note)),
         table(f"Frontier by test {metric}; the pick is marked", HEAD, rows, range(1, 8), marked),
     ]
-    if static:
-        lines = [_row(network, result) for network in static[:MOST_CANDIDATES]]
-        held = table(f"Other networks, by validation {metric}", HEAD, lines, range(1, 8))
-        parts.append(details(f"{len(static)} other networks with their seeds from the start", held))
+    if others:
+        lines = [_row(network, result) for network in others[:MOST_NETWORKS]]
+        held = table(f"Other runs, by validation {metric}", HEAD, lines, range(1, 8))
+        parts.append(details(f"{len(others)} other runs", held))
     return parts
 
 
@@ -161,7 +160,7 @@ def _row(network: NetworkRecord, result: GrowResult) -> tuple[str, ...]:
         f"{network.params:,}",
         f"{network.macs:,}",
         f"{network.runs:.2f}",
-        f"{network.rate:g}",
+        f"{network.recipe.lr:g}",
         _seeds(network, result.info),
     )
 
@@ -170,15 +169,15 @@ def _score(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else "-"
 
 
-def _seeds(network: NetworkRecord | Candidate, info: GrowInfo) -> str:
-    host = network.host if isinstance(network, Candidate) else info.variants.index(network.variant)
-    pairs = zip(network.topology, info.variant_places[host], strict=True)
+def _seeds(network: NetworkRecord, info: GrowInfo) -> str:
+    pairs = zip(
+        network.topology, info.variant_places[info.variants.index(network.variant)], strict=True
+    )
     parts = [f"{name} {place}" for name, place in pairs if name]
-    if info.variants[host]:
-        parts.insert(0, f"{info.variants[host]} as wide")
-    seeds = ", ".join(parts) or "none"
-    origin = "" if network.origin in ("host", "planted") else f" ({ORIGINS[network.origin]})"
-    return f"{seeds}{origin}"
+    if network.variant:
+        parts.insert(0, f"{network.variant} as wide")
+    origin = f" ({ORIGINS[network.origin]})" if network.origin in ("grown", "pruned") else ""
+    return f"{', '.join(parts) or 'none'}{origin}"
 
 
 def _growth(result: GrowResult) -> list[Markup]:
@@ -195,82 +194,86 @@ def _growth(result: GrowResult) -> list[Markup]:
 
 
 def _curves(result: GrowResult) -> list[Markup]:
-    """Learning curves of the candidates, from the state of the search."""
-    info = result.info
+    """Score by length of training, from the table of runs."""
     try:
-        every = _candidates(result)
+        every = score_by_length(read_table(result.folder), result.info)
     except EsperError as error:
-        return [tag("p", f"The learning curves cannot be shown: {error}")]
+        return [tag("p", f"The runs cannot be shown: {error}")]
     some = _best_known(every, result)
-    curves = [Curve(c.number, _curve_kind(c, result), _finite(c)) for c in some]
+    curves = [Curve(one.number, _curve_kind(one, result), one.points) for one in some]
     left_out = len(every) - len(some)
     note = (
-        "Validation score of every network at the ends of its stages. After each stage the better "
-        "half continues; grey ones were stopped."
+        "Validation score of every network by the number of batches it was trained on; each point "
+        "is a run of its own, with its own schedule. The better ones were trained for longer."
     )
     if left_out:
         note += f" {left_out:,} of {len(every):,} are left out, the worst ones."
     rows = [
         (
-            str(candidate.number),
-            _state(candidate),
-            str(candidate.bracket + 1),
-            f"{candidate.params:,}",
-            f"{candidate.rate:g}",
-            ", ".join(f"{batch}: {_score(score)}" for batch, score in candidate.curve) or "-",
-            _seeds(candidate, info),
+            str(one.number),
+            f"{one.params:,}",
+            f"{one.rate:g}",
+            ", ".join(f"{batch:,}: {_score(score)}" for batch, score in one.points) or "-",
+            one.described,
         )
-        for candidate in some
+        for one in some
     ]
-    head = ("network", "state", "bracket", "parameters", "learning rate", "score by batch", "seeds")
-    held = table("Networks of the search", head, rows, (0, 2, 3, 4))
+    head = ("network", "parameters", "learning rate", "score by batches", "seeds")
+    held = table("Networks of the search", head, rows, (0, 1, 2))
     return [
-        tag("figure", curve_plot(curves, info.metric), tag("figcaption", note)),
+        tag("figure", curve_plot(curves, result.info.metric), tag("figcaption", note)),
         details(f"{len(some)} networks in a table", held),
     ]
 
 
-def _candidates(result: GrowResult) -> list[Candidate]:
-    """Candidates of the search; an interrupted one has its last scores in the result only."""
-    state, record = read_state(result.folder), result.record
-    last = {r.number: r.val_score for r in (*record.static, *record.networks, record.host)}
-    found = []
-    for candidate in state.candidates:
-        number, ends = candidate.number, [batch for batch, _ in candidate.curve]
-        if number in state.members and number in last and state.batch not in ends:
-            curve = (*candidate.curve, (state.batch, last[number]))
-            candidate = replace(candidate, curve=curve)
-        found.append(candidate)
-    return found
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One network at one rate, trained for several lengths."""
+
+    number: int
+    """Of its longest run."""
+    params: int
+    rate: float
+    described: str
+    points: tuple[tuple[int, float], ...]
+    """(batches, validation score) of its runs."""
+    merit: float
 
 
-def _best_known(candidates: Sequence[Candidate], result: GrowResult) -> list[Candidate]:
-    """All candidates, or the best of many; those of the result in any case."""
+def score_by_length(runs: Table, info: GrowInfo) -> list[_Line]:
+    """The runs of a table, those of the same network and rate together."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in runs.rows:
+        if row.ended and math.isfinite(row.score):
+            key = row.variant, row.topology, row.recipe.lr, row.start
+            groups.setdefault(key, []).append(row)
+    lines = []
+    for rows in groups.values():
+        rows.sort(key=lambda row: row.trained)
+        last = rows[-1]
+        pairs = zip(last.topology, info.variant_places[last.variant], strict=True)
+        seeds = [f"{name} {place}" for name, place in pairs if name]
+        width = [f"{info.variants[last.variant]} as wide"] if last.variant else []
+        points = tuple((row.trained, row.score) for row in rows if row.trained)
+        described = ", ".join((*width, *seeds)) or "none"
+        merit = max(row.merit for row in rows)
+        lines.append(_Line(last.number, last.params, last.recipe.lr, described, points, merit))
+    return lines
+
+
+def _best_known(lines: Sequence[_Line], result: GrowResult) -> list[_Line]:
+    """All networks, or the best of many; those of the result in any case."""
     wanted = {network.number for network in judged(result.record)}
-    if len(candidates) <= MOST_CANDIDATES:
-        return list(candidates)
-
-    def worth(candidate: Candidate) -> tuple[bool, bool, float]:
-        score = candidate.score if math.isfinite(candidate.score) else -math.inf
-        return candidate.number in wanted, candidate.finished, score
-
-    best = sorted(candidates, key=worth, reverse=True)[:MOST_CANDIDATES]
-    return sorted(best, key=lambda candidate: candidate.number)
+    best = sorted(lines, key=lambda one: (one.number in wanted, one.merit), reverse=True)
+    return sorted(best[:MOST_NETWORKS], key=lambda one: one.number)
 
 
-def _finite(candidate: Candidate) -> tuple[tuple[int, float], ...]:
-    return tuple(point for point in candidate.curve if math.isfinite(point[1]) and point[0] > 0)
-
-
-def _curve_kind(candidate: Candidate, result: GrowResult) -> Kind:
+def _curve_kind(line: _Line, result: GrowResult) -> Kind:
     for network in judged(result.record):
-        if network.number == candidate.number:
+        if network.number == line.number:
             return kind_of(network, result.record)
-    return "done" if candidate.finished else "stopped"
-
-
-def _state(candidate: Candidate) -> str:
-    return "trained in full" if candidate.finished else "stopped"
+    full = bool(line.points) and line.points[-1][0] >= result.info.length
+    return "done" if full else "stopped"
 
 
 def _cost(result: GrowResult) -> list[Markup]:
@@ -278,15 +281,19 @@ def _cost(result: GrowResult) -> list[Markup]:
     minutes, seconds = divmod(round(record.seconds), 60)
     samples = record.runs * info.length * info.batch_size
     rows = [
-        ("training compute", f"{record.runs:.2f} of {info.runs:.3g} training runs of your model"),
+        ("training compute", f"{record.runs:.2f} training runs of your model{_limit(info)}"),
         ("time", f"{minutes} min {seconds} s" if minutes else f"{record.seconds:.1f} s"),
         ("device", info.device),
-        ("search", "came to its end" if record.complete else "interrupted"),
+        ("search", record.ended or ("came to its end" if record.complete else "interrupted")),
     ]
     if info.train_macs:
         total = f"{samples * info.train_macs:.3g} MACs, forward and backward"
         rows.insert(1, ("that is about", total))
     return [table("What the search cost", ("what", "value"), rows)]
+
+
+def _limit(info: GrowInfo) -> str:
+    return f" of {info.runs:.3g}" if math.isfinite(info.runs) else ""
 
 
 def _usage(result: GrowResult) -> list[Markup]:

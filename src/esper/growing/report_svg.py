@@ -19,14 +19,14 @@ WIDTH: Final = 760
 HEIGHT: Final = 400
 LEFT, RIGHT, TOP, BOTTOM = 64, 740, 62, 350
 """Edges of the area that data are drawn in."""
-Kind = Literal["front", "host", "pick", "static", "done", "stopped"]
+Kind = Literal["front", "host", "pick", "others", "done", "stopped"]
 LEGEND: Final[dict[Kind, str]] = {
     "pick": "the pick",
     "host": "your model",
     "front": "frontier",
-    "static": "others, validation score",
+    "others": "others, validation score",
     "done": "trained in full",
-    "stopped": "stopped early",
+    "stopped": "trained for less",
 }
 
 
@@ -50,7 +50,7 @@ def symbol(kind: Kind, x: float, y: float, title: str = "") -> Markup:
         return tag("polygon", *inside, points=corners, class_=kind)
     if kind == "host":
         return tag("rect", *inside, x=x - 5, y=y - 5, width=10, height=10, class_=kind)
-    radius = {"static": 4.0, "front": 5.0}.get(kind, 2.5)
+    radius = {"others": 4.0, "front": 5.0}.get(kind, 2.5)
     return tag("circle", *inside, cx=x, cy=y, r=radius, class_=kind)
 
 
@@ -80,27 +80,27 @@ def judged(result: ResultRecord) -> list[NetworkRecord]:
 
 
 def frontier_plot(result: ResultRecord, metric: str) -> Markup:
-    """Test score against parameters, with the standard error; static networks by validation."""
+    """Test score against parameters, with the standard error; others by validation."""
     points = [r for r in judged(result) if math.isfinite(r.test_score)]
     known = {record.number for record in points}
-    static = [r for r in result.static if r.number not in known and math.isfinite(r.val_score)]
+    others = [r for r in result.others if r.number not in known and math.isfinite(r.val_score)]
     if not points:
         return figure("No network has a test score", 60, tag("text", "no test scores", x=20, y=30))
-    x = Scale.over([float(r.params) for r in (*points, *static)], LEFT, RIGHT, log=True)
+    x = Scale.over([float(r.params) for r in (*points, *others)], LEFT, RIGHT, log=True)
     ends = [r.test_score + side * _error(r) for r in points for side in (-1, 1)]
-    y = Scale.over([*ends, *(r.val_score for r in static)], BOTTOM, TOP)
+    y = Scale.over([*ends, *(r.val_score for r in others)], BOTTOM, TOP)
     front = [r for r in result.networks if math.isfinite(r.test_score)]
     line = " ".join(f"{x(r.params):.1f},{y(r.test_score):.1f}" for r in front)
     kinds: list[Kind] = sorted({kind_of(r, result) for r in points}, key=list(LEGEND).index)
     return figure(
         f"Test {metric} against parameters, {len(points)} networks; the table below has the values",
         HEIGHT,
-        legend([*kinds, "static"] if static else kinds),
+        legend([*kinds, "others"] if others else kinds),
         x_axis(x, x.ticks(), TOP, BOTTOM, "parameters (log)"),
         y_axis(y, LEFT, RIGHT, metric),
-        *(symbol("static", x(r.params), y(r.val_score),
+        *(symbol("others", x(r.params), y(r.val_score),
                  f"network {r.number}: {r.params:,} parameters, validation {r.val_score:.4f}")
-          for r in static),
+          for r in others),
         tag("polyline", points=line, class_="front path"),
         *(_point(r, kind_of(r, result), x(r.params), y) for r in points),
     )  # fmt: skip
@@ -129,7 +129,7 @@ def _point(record: NetworkRecord, kind: Kind, x: float, y: Scale) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Validation scores of a candidate at the ends of its stages."""
+    """Validation scores of a network by the length of its runs."""
 
     number: int
     kind: Kind
@@ -153,7 +153,7 @@ def curve_plot(curves: Sequence[Curve], metric: str) -> Markup:
         f"values",
         HEIGHT,
         legend(kinds),
-        x_axis(x, batches, TOP, BOTTOM, "batches at the ends of stages (log)"),
+        x_axis(x, batches, TOP, BOTTOM, "batches of the run (log)"),
         y_axis(y, LEFT, RIGHT, f"validation {metric}"),
         *(_curve(curve, x, y) for curve in drawn),
     )

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from esper.growing.folder import RESULT, GrowInfo, read_info, read_state
-from esper.growing.records import Origin, SearchState
+from esper.growing.folder import RESULT, GrowInfo, read_info, read_table
+from esper.growing.runs import Origin, Recipe, Table
 from esper.growing.stored import Model, StoredNetworks
 from esper.kasmina.export import export_model, require_suffix
 from esper.leyline.codec import read_record
@@ -30,7 +30,7 @@ class NetworkRecord:
     topology: tuple[str, ...]
     """Blueprint of each slot, "" for an empty one."""
     origin: Origin
-    rate: float
+    recipe: Recipe
     params: int
     macs: int
     val_score: float
@@ -39,6 +39,8 @@ class NetworkRecord:
     """Standard error of the test score over samples."""
     runs: float
     """Compute that this network took to train, in training runs of the model."""
+    cut: bool = False
+    """Whether it was stopped before the end of its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class ResultRecord:
     """The frontier, smallest first."""
     host: NetworkRecord
     """The model as it was given, trained on the same batches."""
-    static: tuple[NetworkRecord, ...]
-    """Every network trained in full from the start with the seeds planted; test not judged."""
+    others: tuple[NetworkRecord, ...]
+    """Every other network that was trained to its end; test not judged."""
     pick: int
     """Number of the network with the best validation score within the budget."""
     verdict: str
@@ -58,6 +60,8 @@ class ResultRecord:
     seconds: float
     complete: bool
     """Whether the search came to its end."""
+    ended: str = ""
+    """Why it came to its end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +92,11 @@ class GrownNetwork:
     def val_score(self) -> float:
         """Score on the validation part."""
         return self.record.val_score
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it was trained."""
+        return self.record.recipe
 
     @property
     def model(self) -> nn.Module:
@@ -193,9 +202,9 @@ class GrowResult:
         """The outcome in one line."""
         return self.record.verdict
 
-    def search_state(self) -> SearchState:
-        """All candidates of the search, with their curves."""
-        return read_state(self.folder)
+    def table(self) -> Table:
+        """All runs of the search."""
+        return read_table(self.folder)
 
     def pick(self, params: float | None = None, macs: float | None = None) -> GrownNetwork:
         """The network with the best validation score within these limits."""
@@ -256,8 +265,10 @@ def _cells(network: GrownNetwork) -> tuple[str, ...]:
     seeds = ", ".join(f"{name} {place}" for place, name in network.seeds.items())
     width = f"{record.variant} as wide" if record.variant else ""
     described = "; ".join(part for part in (width, seeds) if part) or "none: your model"
-    if record.origin not in ("host", "planted"):
+    if record.origin in ("grown", "pruned"):
         described += f" ({record.origin})"
+    if record.cut:
+        described += " (cut short)"
     error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"
     return (
         f"{record.test_score:.4f}{error}",

@@ -1,531 +1,312 @@
-"""The default policy of `esper.grow`: brackets of successive halving over planted topologies.
+"""A search: the table of runs, a trainer that trains them, and a ladder that proposes more.
 
-At the end of every stage the better half of a bracket's candidates continues: first the best of
-each size, later those on the frontier of validation score against size, then those behind it.
-Copies of survivors join them, with the seed removed that is missed least, or with one more seed.
-What a copy finds is planted from the start in a later bracket. The model as given is among the
-candidates and always trained in full.
-
-Shape letters: E members of a bracket, N others.
+The table is the whole state. A run that has ended is never trained again; one that was cut goes on
+from its checkpoint; what is planned starts. So a kill at any time costs at most the runs under way,
+and these continue from their last minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from typing import Final, Literal, Protocol
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Final, Protocol
 
 import numpy as np
+from torch import Tensor
 
-from esper.growing.batches import BatchSource
-from esper.growing.frontier import best_by_size, hypervolume, pareto, survivors
-from esper.growing.plan import affordable, remaining_share, stage_ends, within_cost
-from esper.growing.proposals import Proposal, Proposer
+from esper.growing.budget import Budget
+from esper.growing.clock import Clock
+from esper.growing.frontier import pareto
+from esper.growing.ladder import Ladder
+from esper.growing.networks import Networks
 from esper.growing.ranks import ALONE, Ranks
-from esper.growing.records import Candidate, SearchState
-from esper.growing.topologies import EMPTY, Topology, with_seed
-from esper.growing.training import BracketTrainer, Validation
-from esper.growing.variants import Field, Variant
-from esper.kasmina.population import Population
-from esper.leyline.arrays import Bools, Doubles, Ints
-from esper.leyline.streams import stream_seed
+from esper.growing.runs import Row, Table, finished, known
+from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 
-VARIATIONS: Final = 0.25
-"""Cost of copies with a seed less or more, as a share of the survivors'."""
-GROWN_COST: Final = 2.0
-"""Most that a copy with a new seed may cost, relative to its parent: the seed trains in an extra
-pass."""
-LARGEST_SHARE: Final = 0.5
-"""A candidate may cost this share of what is left of the budget when it is trained in full."""
-PATIENCE: Final = 2
-"""Brackets without progress after which a search ends."""
-PROGRESS: Final = 1e-3
-"""Least relative growth of the frontier's hypervolume that counts as progress."""
-SAVE_SECONDS: Final = 60.0
-"""A bracket under way is saved this often."""
-
-SearchPolicy = Literal["halving", "asha"]
-"""`halving`: candidates come from the frontier, and copies with a seed less or more join them.
-`asha`: successive halving over random topologies alone."""
+SAVE_SECONDS: Final = 1.0
+"""The table is written this often, and at the end of every rung."""
+LEAST_FILL: Final = 2.0
+"""Seconds of a limit that are left for further runs, at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """Settings of a search, all decided."""
+class Store(Protocol):
+    """Where a search keeps its table and the weights of its runs."""
 
-    length: int
-    """Batches of a full training run."""
-    rates: tuple[float, ...]
-    """Learning rates that candidates may have."""
-    most_members: int
-    """Members that fit into a population."""
-    runs: float
-    """Compute, in full training runs of the model as given."""
-    seconds: float
-    """Wall-clock time; infinite: no limit."""
-    seed: int
-    policy: SearchPolicy = "halving"
-
-
-class OutOfTimeError(Exception):
-    """The minutes of the budget are over."""
-
-
-class SearchStore(Protocol):
-    """Where a search keeps its state and the networks it has trained."""
-
-    def save_state(self, state: SearchState, populations: Mapping[int, Population]) -> None:
-        """Save everything a resume needs; `populations`: of the bracket under way, by variant."""
+    def save_table(self, table: Table) -> None:
+        """Write the table."""
         ...
 
-    def save_network(self, candidate: Candidate, population: Population, member: int) -> None:
-        """Save the weights of a candidate."""
+    def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights of a run."""
+        ...
+
+    def drop_weights(self, number: int) -> None:
+        """Remove the weights of a run that is not needed any more."""
+        ...
+
+    def checkpoint(self, number: int) -> Path:
+        """File of a run under way."""
         ...
 
 
-class SearchObserver(Protocol):
+class Observer(Protocol):
     """What is shown of a search."""
 
-    def on_batch(self, search: Search, field: Field) -> None:
-        """After some batches."""
+    def on_tick(self, search: Search, running: Sequence[Running]) -> None:
+        """Several times a second."""
         ...
 
-    def on_stage(self, search: Search, field: Field) -> None:
-        """After the validation that ends a stage."""
+    def on_rung(self, search: Search) -> None:
+        """After a rung."""
         ...
 
     def on_saved(self) -> None:
-        """After that stage is saved: if this raises, a resume continues from there."""
+        """After that rung is saved: if this raises, a resume continues from there."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a search may spend, besides time."""
+
+    runs: float
+    """Compute, in full training runs of the model as given; infinite: no limit."""
+    length: int
+    """Batches of a full run."""
+
+    @staticmethod
+    def of(budget: Budget, length: int, batch_size: int, train_macs: int, default: float) -> Limits:
+        """The limits of a budget; `default`: runs without any limit."""
+        limits = [] if budget.host_runs is None else [budget.host_runs]
+        if budget.flops is not None:
+            limits.append(budget.flops / (2.0 * max(1, train_macs) * batch_size * length))
+        if not limits:
+            limits.append(default if budget.minutes is None else math.inf)
+        return Limits(min(limits), length)
+
+
 class Search:
-    """Searches the topologies of the variants of one model."""
+    """Trains runs until the budget is spent."""
 
     def __init__(
         self,
-        settings: SearchSettings,
-        variants: Sequence[Variant],
-        batches: BatchSource,
-        val: Validation,
-        constant: float,
-        store: SearchStore,
-        observer: SearchObserver,
+        ladder: Ladder,
+        trainer: Trainer,
+        store: Store,
+        observer: Observer,
+        limits: Limits,
+        clock: Clock,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`variants`: the model as given first; `constant`: validation score of the best constant
-        prediction; `ranks`: the processes that search together.
-        """
-        self.settings, self.variants = settings, variants
-        self.state = SearchState()
-        self._batches, self._val = batches, val
-        self._metric, self._constant = val.metric, constant
-        self._store, self._observer = store, observer
-        self._ranks = ranks
-        self._began = self._saved_at = ranks.now()
-        self._earlier_seconds = 0.0
-        self._current: Field | None = None
-
-    def run(
-        self, state: SearchState | None = None, populations: Mapping[int, Population] | None = None
-    ) -> bool:
-        """Search until the budget is spent or nothing improves; returns whether it came to an end.
-
-        `state`, `populations`: resume from there. Interrupted by Ctrl-C or out of time, it saves
-        where it is, and judges the members under way as they are.
-        """
-        if state is not None:
-            self.state, self._earlier_seconds = state, state.seconds
-        try:
-            with self._ranks.interruptible():
-                if self.state.members and populations:
-                    self._resume_bracket(populations)
-                while proposals := self.next_candidates():
-                    self._run_bracket(proposals)
-        except (KeyboardInterrupt, OutOfTimeError) as reason:
-            self._close_early()
-            if not frontier_numbers(self.state.candidates):
-                raise  # nothing to return yet
-            return isinstance(reason, OutOfTimeError)
-        self._store.save_state(self._timed(), {})
-        return True
-
-    def _close_early(self) -> None:
-        """Judge the members under way without further training; the saved state is kept."""
-        field = self._current
-        if field is None or not self.state.members or not any(self.state.compute_E):
-            return
-        self._save(field)
-        field.settle()
-        score_E, loss_E = field.validate(self._val)
-        self._record(field, score_E, loss_E, finished=True)
-        self._save_networks(field)
-
-    # ---- budget ---------------------------------------------------------------------------
-
-    @property
-    def seconds(self) -> float:
-        """Time spent, earlier sessions included."""
-        return self._earlier_seconds + self._ranks.now() - self._began
+        self.ladder, self.trainer = ladder, trainer
+        self.networks: Networks = ladder.networks
+        self.limits, self.clock = limits, clock
+        self.table = Table()
+        self._store, self._observer, self._ranks = store, observer, ranks
+        self._saved_at = -math.inf
+        self._stop = _Interrupts()
+        self._busy = self._wall = 0.0
 
     @property
     def runs(self) -> float:
         """Compute spent, in full training runs of the model as given."""
-        return self.state.compute / self.settings.length
+        return self.table.compute / self.limits.length
 
-    def next_candidates(self) -> list[Proposal]:
-        """The candidates of the next bracket that the budget pays for; none: the search is over."""
-        settings, state = self.settings, self.state
-        if state.stalled >= PATIENCE:
-            return []
-        left = settings.runs - self.runs
-        if np.isfinite(settings.seconds) and state.bracket:
-            left = min(left, (settings.seconds - self.seconds) * self.runs / self.seconds)
-        first = not state.bracket
-        compute = left - 1.0 if first else left  # the model itself is always trained in full
-        proposals = [
-            one
-            for one in self._proposals(settings.most_members)
-            if self._cost(one) <= LARGEST_SHARE * compute or (first and self._is_given(one))
-        ]
-        costs = [(1.0 + VARIATIONS) * self._cost(one) for one in proposals]
-        kept = affordable(costs, settings.length, compute)
-        if first and 0 not in kept:  # the model itself comes first, whatever else would fit
-            return self._proposals(1)
-        return [proposals[index] for index in kept]
+    def run(self, table: Table) -> bool:
+        """Search; returns whether it came to an end, and was not interrupted."""
+        self.table = replace(table, ended="")
+        with self._stop.noted():
+            while not self._over():
+                rows = [row for row in self.table.open_rows() if self._affords(row)]
+                if not rows and not self._add(self._propose()):
+                    break
+                elif rows:
+                    self._train(rows)
+        if self._stop.asked and not self._out_of_time():
+            self._save()
+            return False
+        if not self.table.ended:
+            self.table = replace(self.table, ended="the time is over")
+        self._save()
+        return True
 
-    def _is_given(self, one: Proposal) -> bool:
-        """Whether a proposal is the model as given."""
-        return one.host == 0 and not any(one.topology)
+    def _over(self) -> bool:
+        return self._stop.asked or self._out_of_time()
 
-    def _cost(self, one: Proposal | Candidate) -> float:
-        """Cost of training, relative to the model as given."""
-        return self.variants[one.host].size(one.topology).cost
+    def _out_of_time(self) -> bool:
+        return bool(self.table.rows) and self.clock.left <= 0
 
-    def _proposals(self, count: int) -> list[Proposal]:
-        state, settings = self.state, self.settings
-        proposer = Proposer(
-            self.variants, settings.rates, state.candidates, state.bracket, settings.seed
-        )
-        return proposer.propose(count, settings.policy == "asha")
+    # ---- proposals ------------------------------------------------------------------------
 
-    def _timed(self) -> SearchState:
-        return replace(self.state, seconds=self.seconds)
+    def _propose(self) -> list[Row]:
+        ladder = self.ladder
+        if not self.table.rows:
+            return [ladder.sized(ladder.first())]
+        self.networks.complete()
+        left = 1.0 - max(self.runs / self.limits.runs, self._share(self.clock.seconds))
+        rows, reason = ladder.next_rung(self.table, left, self._price)
+        if not rows and math.isfinite(self.clock.limit) and self.clock.left > LEAST_FILL:
+            rows = ladder.filling(self.table, self._fitting, max(1, round(self.clock.parallel)))
+        if not rows:
+            self.table = replace(self.table, ended=reason)
+        return rows
 
-    # ---- one bracket ----------------------------------------------------------------------
-
-    def _run_bracket(self, proposals: Sequence[Proposal]) -> None:
-        """Run a bracket from the start."""
-        state = self.state
-        fresh = []
-        for offset, one in enumerate(sorted(proposals, key=lambda one: one.host)):
-            size = self.variants[one.host].size(one.topology)
-            number = len(state.candidates) + offset
-            fresh.append(
-                Candidate(
-                    number,
-                    one.host,
-                    one.topology,
-                    one.rate,
-                    one.origin,
-                    one.parent,
-                    state.bracket,
-                    size.params,
-                    size.macs,
-                    lower_is_better=not self._metric.higher_is_better,
-                )
-            )
-        self.state = replace(
-            state,
-            candidates=(*state.candidates, *fresh),
-            members=tuple(candidate.number for candidate in fresh),
-            compute_E=(0.0,) * len(fresh),
-            ends=stage_ends(self.settings.length, len(fresh)),
-            stage=0,
-            batch=0,
-        )
-        trainers = {}
-        for host in sorted({candidate.host for candidate in fresh}):
-            mine = [candidate for candidate in fresh if candidate.host == host]
-            population = self.variants[host].builder([candidate.number for candidate in mine])
-            trainers[host] = self._trainer(host, population, mine)
-            trainers[host].plant([candidate.topology for candidate in mine])
-        self._run_stages(Field(self.variants, trainers))
-
-    def _resume_bracket(self, populations: Mapping[int, Population]) -> None:
-        state = self.state
-        here = [state.candidates[number] for number in state.members]
-        trainers = {}
-        for host, population in populations.items():
-            mine = [candidate for candidate in here if candidate.host == host]
-            trainers[host] = self._trainer(host, population, mine)
-            trainers[host].batch = dict(state.batches)[host]
-        field = Field(self.variants, trainers)
-        field.set_compute(np.array(state.compute_E))
-        self._run_stages(field)
-
-    def _trainer(
-        self, host: int, population: Population, candidates: Sequence[Candidate]
-    ) -> BracketTrainer:
-        return BracketTrainer(
-            population,
-            self.variants[host].space,
-            self._batches,
-            self.settings.length,
-            [candidate.rate for candidate in candidates],
-            self.variants[host].builder.autocast,
-        )
-
-    def _run_stages(self, field: Field) -> None:
-        self._current = field
-        ends = self.state.ends
-        for stage in range(self.state.stage, len(ends)):
-            field.train(ends[stage], lambda _: self._after_batches(field))
-            last = stage == len(ends) - 1
-            if last:
-                field.settle()
-            score_E, loss_E = field.validate(self._val)
-            self._record(field, score_E, loss_E, finished=last)
-            self._observer.on_stage(self, field)
-            if not last:
-                self._halve(field, self._metric.merit(score_E))
-                self.state = replace(self.state, stage=stage + 1)
-                self._save(field)
-                self._ranks.on_first(self._observer.on_saved)
-        self._finish(field)
-        self._ranks.on_first(self._observer.on_saved)
-
-    def _after_batches(self, field: Field) -> None:
-        compute_E = field.compute_E
-        spent = float(compute_E.sum()) - sum(self.state.compute_E)
-        self.state = replace(
-            self.state,
-            compute=self.state.compute + spent,
-            batch=field.batch,
-            batches=tuple((host, t.batch) for host, t in field.trainers.items()),
-            compute_E=tuple(compute_E.tolist()),
-        )
-        self._ranks.agree()
-        if self._ranks.now() - self._saved_at > SAVE_SECONDS:
-            self._save(field)
-        self._observer.on_batch(self, field)
-        if self.seconds > self.settings.seconds:
-            raise OutOfTimeError
-
-    def _save(self, field: Field) -> None:
-        populations = {host: t.population for host, t in field.trainers.items()}
-        self._store.save_state(self._timed(), populations)
-        self._saved_at = self._ranks.now()
-
-    def _record(self, field: Field, score_E: Doubles, loss_E: Doubles, finished: bool) -> None:
-        """Write what a stage measured into the candidates."""
-        candidates, compute_E = list(self.state.candidates), field.compute_E
-        for member, topology in enumerate(field.topologies()):
-            number = self.state.members[member]
-            before = candidates[number]
-            size = self.variants[before.host].size(topology)
-            candidates[number] = replace(
-                before,
-                topology=topology,
-                params=size.params,
-                macs=size.macs,
-                curve=(*before.curve, (field.batch, float(score_E[member]))),
-                loss=float(loss_E[member]),
-                compute=float(compute_E[member]),
-                finished=finished,
-            )
-        self.state = replace(self.state, candidates=tuple(candidates))
-
-    # ---- halving --------------------------------------------------------------------------
-
-    def _halve(self, field: Field, score_E: Doubles) -> None:
-        """Keep the better members that make up half of the cost, and add copies of some.
-
-        `score_E`: higher is better.
-        """
-        here = [self.state.candidates[number] for number in self.state.members]
-        costs = [self._cost(candidate) for candidate in here]
-        size_E = np.array([float(candidate.params) for candidate in here])
-        control_E = self._controls(here, score_E)
-        controls = np.flatnonzero(control_E).tolist()
-        ranked = self._ranked(score_E, size_E, control_E)
-        most = self._affordable(sum(costs[e] for e in controls))
-        share = min(sum(costs) / 2.0, most)
-        kept = np.array(controls + within_cost(ranked, costs, share), dtype=np.int64)
-        if not kept.size:
-            kept = np.array([min(ranked, key=costs.__getitem__)])
-        spent = sum(costs[member] for member in kept) - sum(costs[e] for e in controls)
-        changes: list[tuple[int, int, str]] = []
-        if self.settings.policy == "halving":
-            limit = min(VARIATIONS * share, most - spent)
-            changes = self._variations(field, score_E, kept, costs, limit)
-        parents = np.array([member for member, *_ in changes], dtype=np.int64)
-        order = field.select(np.concatenate([kept, parents]))
-        members, candidates = [], list(self.state.candidates)
-        compute_E = field.compute_E
-        for member, place in enumerate(order.tolist()):
-            if place < len(kept):
-                members.append(here[kept[place]].number)
-                continue
-            parent, slot, name = changes[place - len(kept)]
-            members.append(len(candidates))
-            candidates.append(self._copy(field, member, here[parent], slot, name, len(candidates)))
-            compute_E[member] = 0.0
-        field.set_compute(compute_E)
-        self.state = replace(
-            self.state,
-            candidates=tuple(candidates),
-            members=tuple(members),
-            compute_E=tuple(field.compute_E.tolist()),
-            batches=tuple((host, t.batch) for host, t in field.trainers.items()),
-        )
-
-    def _ranked(self, score_E: Doubles, size_E: Doubles, control_E: Bools) -> list[int]:
-        """Members without the controls, best first."""
-        if self.settings.policy == "halving" and not self.state.stage:
-            order_E = best_by_size(score_E, size_E)
-        else:
-            order_E = survivors(score_E, size_E, len(score_E))
-        return [int(member) for member in order_E if not control_E[member]]
-
-    def _copy(
-        self, field: Field, member: int, parent: Candidate, slot: int, name: str, number: int
-    ) -> Candidate:
-        """Change a member that is a copy of another; returns its candidate."""
-        trainer, own = field.locate(member)
-        if name == EMPTY:
-            trainer.prune(own, slot)
-        else:
-            trainer.germinate(own, slot, name)
-        topology = with_seed(parent.topology, slot, name)
-        size = self.variants[parent.host].size(topology)
-        return replace(
-            parent,
-            number=number,
-            topology=topology,
-            origin="pruned" if name == EMPTY else "grown",
-            parent=parent.number,
-            params=size.params,
-            macs=size.macs,
-            compute=0.0,
-        )
-
-    def _affordable(self, control_cost: float) -> float:
-        """Total cost of the survivors that the rest of the budget pays for, besides controls."""
-        state, settings = self.state, self.settings
-        left = settings.runs - self.runs
-        left -= control_cost * (state.ends[-1] - state.ends[state.stage]) / state.ends[-1]
-        return left / remaining_share(state.ends, state.stage)
-
-    def _controls(self, here: Sequence[Candidate], score_E: Doubles) -> Bools:
-        """`[E]`: the best of the members that are the model as given, if there are any."""
-        control_E = np.zeros(len(here), dtype=np.bool_)
-        bare = [e for e, one in enumerate(here) if one.origin == "host" and one.host == 0]
-        if bare:
-            control_E[max(bare, key=lambda e: _known(float(score_E[e])))] = True
-        return control_E
-
-    def _variations(
-        self, field: Field, score_E: Doubles, kept: Ints, costs: Sequence[float], most: float
-    ) -> list[tuple[int, int, str]]:
-        """(member, slot, blueprint) of the copies to make; an empty blueprint removes the seed.
-
-        `most`: their total cost, where one more seed counts `GROWN_COST` times.
-        """
-        pruned: list[tuple[int, int, str]] = []
-        member_N, slot_N, score_N = field.without_each_seed(self._val)
-        missed_N = score_E[member_N] - self._metric.merit(score_N)
-        lost_N = np.where(np.isin(member_N, kept), missed_N, np.inf)
-        for index in np.argsort(lost_N, kind="stable"):
-            if np.isfinite(lost_N[index]):
-                pruned.append((int(member_N[index]), int(slot_N[index]), EMPTY))
-        seed = stream_seed(self.settings.seed, "grow", "vary", self.state.bracket, field.batch)
-        generator = np.random.default_rng(seed)
-        grown: list[tuple[int, int, str]] = []
-        topologies, host_E = field.topologies(), field.host_E
-        for member in sorted(kept.tolist(), key=lambda e: -_known(float(score_E[e]))):
-            options = self._additions(int(host_E[member]), topologies[member])
-            if options:
-                slot, name = options[int(generator.integers(len(options)))]
-                grown.append((member, slot, name))
-        wanted = [one for pair in zip_longest(pruned, grown) for one in pair if one is not None]
-        needed = [costs[member] * (GROWN_COST if name else 1.0) for member, _, name in wanted]
-        chosen = within_cost(range(len(wanted)), needed, most)
-        return [wanted[index] for index in chosen[: max(1, len(kept) // 2)]]
-
-    def _additions(self, host: int, topology: Topology) -> list[tuple[int, str]]:
-        """(slot, blueprint) of the seeds that may be added."""
-        space = self.variants[host].space
-        return [
-            (slot, name)
-            for slot, held in enumerate(topology)
-            if held == EMPTY
-            for name in space.options(slot)
-            if space.allows(with_seed(topology, slot, name))
-        ]
-
-    # ---- the end of a bracket -------------------------------------------------------------
-
-    def _finish(self, field: Field) -> None:
-        """Save the networks of the frontier and close the bracket."""
-        self._save_networks(field)
-        state = self.state
-        before = self._volume([c for c in state.candidates if c.bracket < state.bracket])
-        improved = self._volume(state.candidates) > before * (1.0 + PROGRESS)
-        self.state = replace(
-            state,
-            bracket=state.bracket + 1,
-            stalled=0 if improved else state.stalled + 1,
-            ends=(),
-            stage=0,
-            batch=0,
-            batches=(),
-            members=(),
-            compute_E=(),
-        )
-        self._current = None
-        self._store.save_state(self._timed(), {})
-
-    def _save_networks(self, field: Field) -> None:
-        """Save those members that are on the frontier, and the control."""
-        candidates = list(self.state.candidates)
-        for number in sorted(frontier_numbers(candidates) | control_numbers(candidates)):
-            if number in self.state.members and not candidates[number].saved:
-                trainer, member = field.locate(self.state.members.index(number))
-                self._store.save_network(candidates[number], trainer.population, member)
-                candidates[number] = replace(candidates[number], saved=True)
-        self.state = replace(self.state, candidates=tuple(candidates))
-
-    def _volume(self, candidates: Sequence[Candidate]) -> float:
-        """Hypervolume of the candidates that are trained in full."""
-        some = [c for c in candidates if c.finished]
-        if not some:
+    def _share(self, seconds: float) -> float:
+        """Seconds as a share of the limit."""
+        if math.isinf(self.clock.limit):
             return 0.0
-        spaces = [variant.space for variant in self.variants]
-        smallest = min(space.costs.host_params for space in spaces)
-        largest = max(space.size(space.largest()).params for space in spaces)
-        score_N = np.array([c.merit for c in some])
-        size_N = np.array([float(c.params) for c in some])
-        worst = float(np.nan_to_num(self._metric.merit(self._constant)))
-        return hypervolume(score_N, size_N, max(largest, smallest + 1), smallest, min(worst, 0.99))
+        return seconds / max(1e-9, self.clock.seconds + max(0.0, self.clock.left))
+
+    def _price(self, row: Row) -> float:
+        """What a run costs, as a share of the budget."""
+        compute = row.cost * (row.recipe.batches - row.trained) / self.limits.length
+        return max(compute / self.limits.runs, self._share(self.clock.share(row)))
+
+    def _affords(self, row: Row) -> bool:
+        """Whether a run can still be trained to its end."""
+        if row.number == 0 or row.trained:
+            return self.clock.left > 0 or not row.trained
+        compute = self.runs + row.cost * row.recipe.batches / self.limits.length
+        return compute <= self.limits.runs * (1 + 1e-6) and self.clock.fits(row)
+
+    def _fitting(self, row: Row) -> int:
+        """Batches that a network can be trained on in the time that is left."""
+        each = self.clock.batch_seconds(row)
+        return int(0.95 * self.clock.left / each) if each > 0 else 0
+
+    def _add(self, rows: Sequence[Row]) -> bool:
+        self.table = replace(self.table, rows=(*self.table.rows, *rows))
+        if rows:
+            self._save()
+        return bool(rows)
+
+    # ---- training -------------------------------------------------------------------------
+
+    def _train(self, rows: Sequence[Row]) -> None:
+        """Train the open runs of a rung."""
+        began = self.clock.seconds
+        for outcome in self.trainer.train(self._jobs(rows), self._tick):
+            self._record(outcome)
+        self._wall += self.clock.seconds - began
+        if self._wall > 0 and self._busy > 0:
+            self.clock.parallel = max(1.0, self._busy / self._wall)
+        self._keep_best()
+        self._observer.on_rung(self)
+        self._save()
+        if not self._over():
+            self._ranks.on_first(self._observer.on_saved)
+
+    def _jobs(self, rows: Sequence[Row]) -> Iterator[Job]:
+        for row in rows:
+            if self._over():
+                return
+            if self._affords(row):
+                build = partial(self.networks.build, row, self.table.rows)
+                path = self._store.checkpoint(row.number)
+                yield Job(row.number, build, row.recipe, row.seed, path)
+
+    def _tick(self, running: Sequence[Running]) -> bool:
+        self._observer.on_tick(self, running)
+        return self._over()
+
+    def _record(self, outcome: Outcome) -> None:
+        """Write what became of a run into the table, its weights before that."""
+        row = self.table.rows[outcome.number]
+        self.clock.learn(row, outcome, outcome.trained - row.trained)
+        if outcome.trained > row.trained:
+            share = (outcome.trained - row.trained) / outcome.trained
+            self._busy += outcome.seconds * share
+        done = not outcome.finite or outcome.trained >= row.recipe.batches
+        self._store.save_weights(outcome.number, outcome.weights)
+        fresh = replace(
+            row,
+            status="finished" if done else "cut",
+            trained=outcome.trained,
+            score=outcome.score,
+            loss=outcome.loss,
+            curve=outcome.curve,
+            diverged=not outcome.finite,
+            seconds=outcome.seconds,
+            how=outcome.how,
+            saved=True,
+        )
+        self._replace([fresh])
+        if done:
+            self._store.checkpoint(outcome.number).unlink(missing_ok=True)
+        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self._save()
+
+    def _replace(self, fresh: Sequence[Row]) -> None:
+        rows = list(self.table.rows)
+        for row in fresh:
+            rows[row.number] = row
+        self.table = replace(self.table, rows=tuple(rows))
+
+    def _keep_best(self) -> None:
+        """Drop the weights of runs that can be neither returned nor grown from."""
+        kept = frontier_numbers(self.table.rows) | control_numbers(self.table.rows)
+        gone = [r for r in self.table.rows if r.saved and r.ended and r.number not in kept]
+        gone = [row for row in gone if row.status == "finished"]
+        needed = {row.start for row in self.table.open_rows()}
+        for row in gone:
+            if row.number not in needed:
+                self._store.drop_weights(row.number)
+                self._replace([replace(row, saved=False)])
+
+    def _save(self) -> None:
+        self.table = replace(self.table, seconds=self.clock.seconds)
+        self._store.save_table(self.table)
+        self._saved_at = time.monotonic()
 
 
-def _known(score: float) -> float:
-    """A score that can be compared: NaN is the worst."""
-    return float(np.nan_to_num(score, nan=-np.inf))
+class _Interrupts:
+    """Notes Ctrl-C, so that it takes effect between two batches; the second one raises."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            if self.asked:
+                raise KeyboardInterrupt
+            self.asked = True
+
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
-def frontier_numbers(candidates: Sequence[Candidate]) -> set[int]:
-    """Numbers of the finished candidates that none dominates on validation."""
-    finished = [c for c in candidates if c.finished]
-    score_N = np.array([c.merit for c in finished])
-    size_N = np.array([float(c.params) for c in finished])
-    return {finished[index].number for index in pareto(score_N, size_N)} if finished else set()
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """Runs with a score: finished ones, and those that were cut."""
+    return [row for row in rows if row.ended and not row.diverged and not math.isnan(row.score)]
 
 
-def control_numbers(candidates: Sequence[Candidate]) -> set[int]:
-    """Number of the best run of the model as given, trained in full."""
-    bare = [c for c in candidates if c.finished and c.host == 0 and not any(c.topology)]
-    best = max(bare, key=lambda c: _known(c.merit), default=None)
+def frontier_numbers(rows: Sequence[Row]) -> set[int]:
+    """Numbers of the runs whose networks none dominates on validation."""
+    some = judged(rows)
+    score_N = np.array([row.merit for row in some])
+    size_N = np.array([float(row.params) for row in some])
+    return {some[index].number for index in pareto(score_N, size_N)} if some else set()
+
+
+def control_numbers(rows: Sequence[Row]) -> set[int]:
+    """Number of the best run of the model as given; of a longest one, if it was trained in full."""
+    given = [row for row in rows if row.ended and row.origin == "given"]
+    done = finished(given) or given
+    best = max(done, key=lambda row: (known(row.merit), row.recipe.batches), default=None)
     return set() if best is None else {best.number}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.growing.measuring import Difference
-from esper.growing.records import Candidate
+from esper.growing.runs import Row
 
 CAP_SHARE: Final = 0.5
 """A cap on parameters counts as reached from this share of it on."""
@@ -77,7 +77,7 @@ class Facts:
 
 
 def tried_of(
-    candidates: Sequence[Candidate],
+    rows: Sequence[Row],
     host: int,
     cap: int | None,
     batches: int,
@@ -85,15 +85,15 @@ def tried_of(
     complete: bool,
 ) -> Tried:
     """What a search has tried; `host`: number of the model as given."""
-    trained = [one for one in candidates if one.curve]
-    full = [one for one in trained if one.finished and one.curve[-1][0] >= batches]
+    trained = [one for one in rows if one.ended]
+    full = [one for one in trained if one.status == "finished" and one.trained >= batches]
     return Tried(
         networks=len(trained),
         in_full=len(full),
         host_in_full=any(one.number == host for one in full),
-        diverged=sum(math.isnan(one.score) for one in trained),
+        diverged=sum(one.diverged or math.isnan(one.score) for one in trained),
         sizes=tuple(sorted({one.params for one in full})),
-        rates=tuple(sorted({one.rate for one in full})),
+        rates=tuple(sorted({one.recipe.lr for one in full})),
         cap=cap,
         batches=batches,
         wanted_batches=max(batches, wanted_batches),

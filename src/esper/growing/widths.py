@@ -8,10 +8,10 @@ list.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from esper.growing.variants import Variant
+from esper.growing.networks import Networks, Variant
 from esper.leyline.errors import EsperError
 
 WIDEST: Final = 4.0
@@ -28,50 +28,72 @@ TRIALS: Final = 6
 CLOSE: Final = 1.01
 """Ratio of widths that makes no difference."""
 
-MakeVariant = Callable[[float], Variant]
-"""Width -> variant; raises `EsperError` if it cannot be made, or exceeds the budget."""
 
-
-def spread_widths(make: MakeVariant, base: Variant, most_cost: float) -> list[Variant]:
-    """Other widths of a model, within a budget, narrowest first.
+def spread_widths(networks: Networks, most_cost: float) -> list[Variant]:
+    """Other widths of a model, within the budget, narrowest first.
 
     `most_cost`: of training one, relative to the model as given.
     """
-    found = _Widths(make, base, most_cost)
+    found = _Widths(networks, most_cost)
     if found.variant(1.0) is None:
         return []  # it cannot be scaled
     top = found.widest()
     step = max(STEP, (top / NARROWEST) ** (1.0 / COUNT))
     for place in range(COUNT + 1):  # one of them may be the model itself
         found.variant(short(top / step**place))
-    others = [variant for variant in found.variants.values() if variant is not base]
-    return sorted(others, key=lambda variant: variant.space.costs.host_params)
+    others = [variant for variant in found.variants.values() if variant is not networks.base]
+    return sorted(others, key=lambda variant: variant.size(variant.bare).params)
+
+
+def named_variants(networks: Networks, factors: Sequence[float]) -> list[Variant]:
+    """The widths that the user named; raises if one cannot be made, or exceeds the budget."""
+    base = networks.base
+    found = {base.size(base.bare).params: base}
+    for factor in factors:
+        try:
+            made = networks.scaled(width_name(factor), factor)
+            size = made.size(made.bare)
+            networks.budget.check_host(size.params, size.macs)
+        except EsperError as error:
+            raise EsperError(f"width {factor:g}: {error}") from error
+        found.setdefault(size.params, made)
+    return list(found.values())[1:]
 
 
 class _Widths:
     """Variants by number of parameters: two widths may round to one network."""
 
-    def __init__(self, make: MakeVariant, base: Variant, most_cost: float) -> None:
-        self.make, self.base, self.most_cost = make, base, most_cost
-        self.variants = {base.space.costs.host_params: base}
+    def __init__(self, networks: Networks, most_cost: float) -> None:
+        self.networks, self.most_cost = networks, most_cost
+        base = networks.base
+        self.variants = {base.size(base.bare).params: base}
+        self._tried: dict[float, Variant | None] = {}
 
     def variant(self, factor: float) -> Variant | None:
         """The network of a width, if it can be made within the budget."""
         made = self._made(factor)
-        if made is None:
-            return None
-        return self.variants.setdefault(made.space.costs.host_params, made)
+        return None if made is None else self.variants.setdefault(made.size(made.bare).params, made)
 
     def _made(self, factor: float) -> Variant | None:
+        if factor not in self._tried:
+            self._tried[factor] = self._make(factor)
+        return self._tried[factor]
+
+    def _make(self, factor: float) -> Variant | None:
+        networks = self.networks
         try:
-            made = self.make(factor)
+            made = networks.scaled(width_name(factor), factor)
+            size = made.size(made.bare)
         except EsperError:
             return None
-        return made if made.cost <= max(1.0, self.most_cost) else None
+        base = networks.base.size(networks.base.bare)
+        cost = size.train_macs / max(1, base.train_macs)
+        allowed = networks.budget.allows(size.params, size.macs)
+        return made if allowed and cost <= max(1.0, self.most_cost) else None
 
     def widest(self) -> float:
         """The largest width that fits."""
-        low, room = 1.0, _room(self.base)
+        low, room = 1.0, self._room(self.networks.base)
         high = min(room, WIDEST_UNDER_CAP) if math.isfinite(room) else WIDEST
         failed = False
         for _ in range(TRIALS):
@@ -87,17 +109,16 @@ class _Widths:
             if made is None:
                 high = trial
             else:
-                low, room = trial, _room(made)
+                low, room = trial, self._room(made)
         return low
 
-
-def _room(variant: Variant) -> float:
-    """By how much a network may grow within the limits on its size."""
-    space = variant.space
-    return min(
-        space.params_cap / space.costs.host_params,
-        space.macs_cap / max(1, space.costs.host_macs),
-    )
+    def _room(self, variant: Variant) -> float:
+        """By how much a network may grow within the limits on its size."""
+        size, budget = variant.size(variant.bare), self.networks.budget
+        return min(
+            math.inf if budget.params is None else budget.params / max(1, size.params),
+            math.inf if budget.macs is None else budget.macs / max(1, size.macs),
+        )
 
 
 def short(factor: float) -> float:

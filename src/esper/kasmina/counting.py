@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -67,3 +67,25 @@ def count_macs(module: nn.Module, x: Tensor) -> int:
         module(x[:1])
     module.train(was_training)
     return int(counter.get_total_flops()) // 2
+
+
+def count_training_macs(network: nn.Module, run: Callable[[], Tensor]) -> tuple[int, int]:
+    """Return the multiply-accumulates of a forward pass, and of that with its backward pass.
+
+    `run`: calls the network with one sample. Modules run in eval mode, so that norms accept one sample and
+    no buffer changes; gradients are dropped, modes put back.
+    """
+    modes = {part: part.training for part in network.modules()}
+    network.eval()
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), flop_counter() as counter:
+            out = run()
+            forward = int(counter.get_total_flops()) // 2
+            if out.requires_grad:
+                # The counter's hooks do not support torch.autograd.grad.
+                out.float().square().sum().backward()
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+        network.zero_grad(set_to_none=True)
+    return forward, int(counter.get_total_flops()) // 2

@@ -136,7 +136,7 @@ STYLE: Final = """
 .esper-grow .front { stroke: var(--front); fill: var(--front); }
 .esper-grow .host { stroke: var(--host); fill: var(--host); }
 .esper-grow .pick { stroke: var(--pick); fill: var(--pick); }
-.esper-grow .static { stroke: var(--faint); fill: none; }
+.esper-grow .others { stroke: var(--faint); fill: none; }
 .esper-grow .stopped { stroke: var(--faint); fill: var(--faint); opacity: .7; }
 .esper-grow .done { stroke: var(--muted); fill: var(--muted); }
 .esper-grow .path { fill: none; }

@@ -32,7 +32,7 @@ LEARNING: Final = "learning.json"
 
 # ---- esper grow --------------------------------------------------------------------------------
 GROW: Final = "grow.json"
-GROW_SCHEMA: Final = 1
+GROW_SCHEMA: Final = 2
 """Version of `grow.json` and the files beside it, as all of these."""
 SEARCH: Final = "search.json"
 RESULT: Final = "result.json"

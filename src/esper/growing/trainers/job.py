@@ -49,6 +49,9 @@ class Outcome:
     curve: tuple[tuple[int, float], ...]
     """(batches, training loss)."""
     seconds: float
+    """Of training, on the clock."""
+    judging: float
+    """Seconds that its validation took."""
     how: How
     weights: dict[str, Tensor]
     """State dict, on the CPU."""
@@ -60,6 +63,9 @@ Tick = Callable[[Sequence[Running]], bool]
 
 class Trainer(Protocol):
     """Trains runs, as many at a time as it can."""
+
+    speedup: float
+    """About how many times faster it is than one run after the other."""
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs, which are taken as there is room, and yield them as they end.

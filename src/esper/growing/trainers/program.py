@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -123,7 +124,9 @@ class Program:
 
     def outcome(self, how: How) -> Outcome:
         """Judge it as it is."""
+        began = time.monotonic()
         score, loss, finite = self.task.judge(self.network)
+        judging = time.monotonic() - began
         weights = {name: value.detach().cpu() for name, value in self.network.state_dict().items()}
         return Outcome(
             number=self.job.number,
@@ -133,6 +136,7 @@ class Program:
             loss=loss,
             curve=tuple(self.curve),
             seconds=self.seconds,
+            judging=judging,
             how=how,
             weights=weights,
         )

@@ -1,0 +1,198 @@
+"""Networks of a search: the user's model at several widths, with seed modules at some places.
+
+A network is named by a variant (a width) and a topology (a blueprint for each slot), and built as
+the plain module that the user gets back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from esper.growing.budget import Budget
+from esper.growing.runs import Row
+from esper.growing.topologies import EMPTY, Topology, with_seed
+from esper.kasmina.counting import count_parameters, count_training_macs
+from esper.kasmina.tracing import HostTrace, Inputs
+from esper.kasmina.tracing.planting import (
+    carry_weights,
+    finished_model,
+    fitting_blueprints,
+    planted_model,
+    silence,
+)
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a network."""
+
+    params: int
+    macs: int
+    train_macs: int
+    """Of a sample, forward and backward."""
+
+
+class Variant:
+    """The user's model at one width."""
+
+    def __init__(self, name: str, trace: HostTrace, example: Sequence[Tensor], seed: int) -> None:
+        """`name`: empty for the model as it was given; `example`: raw inputs of some samples."""
+        self.name, self.trace = name, trace
+        self._example, self._seed = [value[:1].cpu() for value in example], seed
+        self._sizes: dict[Topology, Size] = {}
+
+    @property
+    def bare(self) -> Topology:
+        """The topology without seeds."""
+        return (EMPTY,) * len(self.trace.slots)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where each slot is in the user's model."""
+        return tuple(self.trace.places[slot] for slot in self.trace.slots)
+
+    @cached_property
+    def _fitting(self) -> Mapping[str, tuple[str, ...]]:
+        return fitting_blueprints(self.trace)
+
+    def options(self, slot: int) -> tuple[str, ...]:
+        """Blueprints that fit a slot."""
+        fitting = self._fitting.get(self.trace.slots[slot], ())
+        return tuple(name for name in fitting if name in self.trace.blueprints)
+
+    def holds(self, topology: Topology) -> bool:
+        """Whether a topology, perhaps of another width, fits its slots."""
+        if len(topology) != len(self.trace.slots):
+            return False
+        return all(not name or name in self.options(slot) for slot, name in enumerate(topology))
+
+    def neighbours(self, topology: Topology) -> list[Topology]:
+        """All topologies that differ in one slot."""
+        return [
+            with_seed(topology, slot, name)
+            for slot, held in enumerate(topology)
+            for name in (EMPTY, *self.options(slot))
+            if name != held
+        ]
+
+    def build(self, topology: Topology, seed: int) -> nn.Module:
+        """A network with its own initial weights, in training mode, on the CPU."""
+        seeds = {s: n for s, n in zip(self.trace.slots, topology, strict=True) if n}
+        return planted_model(self.trace, seeds, stream_seed(seed, "run", "weights"))
+
+    def size(self, topology: Topology) -> Size:
+        """Size of the module that the user gets; raises if it has nothing to train."""
+        if topology not in self._sizes:
+            network = self.build(topology, self._seed)
+            if not count_parameters(network):
+                raise EsperError(
+                    f"{self.trace.name}: none of its parameters trains; set requires_grad on some"
+                )
+            macs, training = count_training_macs(
+                network, lambda: self.trace.inputs.call(network, self._example)
+            )
+            params = count_parameters(finished_model(network)) if any(topology) else None
+            self._sizes[topology] = Size(
+                count_parameters(network) if params is None else params, macs, training
+            )
+        return self._sizes[topology]
+
+
+class Networks:
+    """All networks of a search."""
+
+    def __init__(
+        self,
+        base: Variant,
+        budget: Budget,
+        scaled: Callable[[float], HostTrace],
+        weights: Callable[[int], Path],
+    ) -> None:
+        """`scaled`: the trace of another width, raises if there is none; `weights`: file of the
+        weights of a finished run.
+        """
+        self.variants = [base]
+        self.others: Callable[[], Sequence[Variant]] | None = None
+        """Makes the other widths, when they are needed for the first time."""
+        self.budget, self._scaled, self._weights = budget, scaled, weights
+        self._example = base._example
+        self._seed = base._seed
+
+    @property
+    def base(self) -> Variant:
+        """The model as it was given."""
+        return self.variants[0]
+
+    @property
+    def inputs(self) -> Inputs:
+        """How networks are called."""
+        return self.base.trace.inputs
+
+    def complete(self) -> None:
+        """Make the other widths, unless that is done."""
+        others, self.others = self.others, None
+        if others is not None:
+            self.variants.extend(others())
+
+    def scaled(self, name: str, factor: float) -> Variant:
+        """The model at another width, which is not among the variants yet; raises if it cannot be
+        made."""
+        return Variant(name, self._scaled(factor), self._example, self._seed)
+
+    def size(self, variant: int, topology: Topology) -> Size:
+        """Size of a network."""
+        return self.variants[variant].size(topology)
+
+    def cost(self, variant: int, topology: Topology) -> float:
+        """Training compute of a batch, relative to the model as given."""
+        base = self.base.size(self.base.bare).train_macs
+        return self.size(variant, topology).train_macs / max(1, base)
+
+    def allows(self, variant: int, topology: Topology) -> bool:
+        """Whether a network is within the limits of the budget."""
+        size = self.size(variant, topology)
+        return self.budget.allows(size.params, size.macs)
+
+    # ---- runs -----------------------------------------------------------------------------
+
+    def build(self, row: Row, rows: Sequence[Row]) -> nn.Module:
+        """The network of a run with the weights it starts from."""
+        network = self.variants[row.variant].build(row.topology, row.seed)
+        if row.start is not None:
+            carry_weights(network, self._saved(row.start))
+            before = rows[row.start].topology
+            slots = self.variants[row.variant].trace.slots
+            for slot, held, name in zip(slots, before, row.topology, strict=True):
+                if name and name != held:
+                    silence(network, slot)
+        return network
+
+    def trained(self, row: Row) -> nn.Module:
+        """The network of a finished run, with the weights it ended with."""
+        network = self.variants[row.variant].build(row.topology, row.seed)
+        carry_weights(network, self._saved(row.number))
+        return network
+
+    def _saved(self, number: int) -> dict[str, Tensor]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = self._weights(number)
+        try:
+            return load_file(str(path))
+        except (SafetensorError, OSError) as error:
+            raise EsperError(
+                f"{path}: the weights of network {number} cannot be read ({error}); start a new run"
+            ) from error
+
+    def trial(self) -> None:
+        """Build the model as given once and look at its size, so that errors come at once."""
+        size = self.base.size(self.base.bare)
+        self.budget.check_host(size.params, size.macs)

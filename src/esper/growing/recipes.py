@@ -1,0 +1,106 @@
+"""Choices made once, before the search: batch size, length, learning rates, weight decay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from esper.leyline.errors import EsperError, shown, unknown_name
+
+Optimizer = Literal["adamw", "sgd"]
+OPTIMIZERS: Final = ("auto", "adamw", "sgd")
+RATES: Final = {"adamw": 1e-2, "sgd": 0.05}
+"""Middle learning rate of `lr="auto"`; a third and three times as much are tried too."""
+TRANSFORMER_RATE: Final = 1e-3
+WEIGHT_DECAY: Final = {"adamw": 1e-2, "sgd": 5e-4}
+RUN_BATCHES: Final = 1500
+"""Batches of a full training run, as far as the limits on epochs allow."""
+MOST_BATCHES: Final = 2**31
+EPOCHS: Final = (4, 80)
+BATCH_SIZES: Final = (16, 128)
+LONGER: Final = 9
+"""Times its usual length that a run may take, if there is time and length pays."""
+FULL_RUNS: Final = 16
+"""Full training runs that a time limit must leave room for, before runs are made shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a network is trained."""
+
+    batch_size: int
+    epochs: float
+    batches: int
+
+    def cut(self, batches: int) -> Length:
+        """The same, for fewer batches."""
+        return Length(self.batch_size, self.epochs * batches / self.batches, batches)
+
+
+def choose_batch_size(wanted: int | None, samples: int | None) -> int:
+    """Batch size: as wanted, or about a fortieth of the samples, a power of 2.
+
+    >>> choose_batch_size(None, 1100), choose_batch_size(None, 50_000), choose_batch_size(8, 100)
+    (32, 128, 8)
+    """
+    if wanted is not None:
+        return wanted
+    least, most = BATCH_SIZES
+    if samples is None:
+        return most
+    fitting = 1 << max(0, round(math.log2(max(1, samples) / 40)))
+    return min(samples, max(least, min(most, fitting)))
+
+
+def choose_length(epochs: float | str, batch_size: int, per_epoch: int | None) -> Length:
+    """Length of a full training run; `per_epoch`: batches of an epoch, None: unknown."""
+    if epochs == "auto":
+        if per_epoch is None:
+            return Length(batch_size, math.nan, RUN_BATCHES)
+        least, most = EPOCHS
+        chosen = max(least, min(most, round(RUN_BATCHES / per_epoch)))
+        return Length(batch_size, chosen, chosen * per_epoch)
+    if per_epoch is None:
+        raise EsperError(
+            f"epochs={epochs}: the length of an epoch of this stream is not known; leave epochs out"
+        )
+    batches = float(epochs) * per_epoch
+    if batches > MOST_BATCHES:
+        raise EsperError(f"epochs={epochs}: {batches:.3g} batches; give fewer")
+    return Length(batch_size, float(epochs), max(1, round(batches)))
+
+
+def choose_rates(
+    lr: float | Sequence[float] | str, optimizer: str, topology: str
+) -> tuple[Optimizer, tuple[float, ...]]:
+    """Optimiser and the learning rates to spread over members."""
+    if optimizer not in OPTIMIZERS:
+        raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+    kind: Optimizer = "sgd" if optimizer == "sgd" else "adamw"
+    if isinstance(lr, str):
+        if lr != "auto":
+            raise EsperError(f"lr={lr!r}: give a number, several, or 'auto'")
+        middle = RATES[kind]
+        if topology == "transformer" and kind == "adamw":
+            middle = TRANSFORMER_RATE
+        return kind, (middle / 3, middle, middle * 3)
+    rates = (lr,) if isinstance(lr, int | float) else tuple(lr)
+    if not rates or not all(isinstance(r, int | float) and 0 < r < math.inf for r in rates):
+        raise EsperError(f"lr={shown(lr)}: learning rates must be above 0, and finite")
+    return kind, tuple(float(rate) for rate in rates)
+
+
+def choose_weight_decay(wanted: float | str, kind: str) -> float:
+    """Weight decay: as wanted, or the default of an optimiser.
+
+    >>> choose_weight_decay("auto", "adamw"), choose_weight_decay(0.3, "adamw")
+    (0.01, 0.3)
+    """
+    if wanted == "auto":
+        return WEIGHT_DECAY[kind]
+    number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
+    if not number or not 0 <= float(wanted) < math.inf:
+        raise EsperError(f"weight_decay={shown(wanted)}: give a number of 0 or more, or 'auto'")
+    return float(wanted)
