@@ -117,4 +117,4 @@ def limit_blueprints(trace: HostTrace, blueprints: Sequence[str]) -> HostTrace:
     for name in blueprints:
         if name not in trace.blueprints:
             raise unknown_name("blueprint", name, trace.blueprints, f"for {trace.name}")
-    return replace(trace, blueprints=tuple(blueprints))
+    return replace(trace, offered=tuple(blueprints))

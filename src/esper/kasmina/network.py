@@ -6,7 +6,6 @@ define the computation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,11 +22,9 @@ from esper.kasmina.binding import Binding
 from esper.kasmina.blending import Gate
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry, HostSegment
 from esper.kasmina.host_checks import (
-    LAYOUTS,
     as_host,
     check_activation,
     enabled_slots,
-    host_segments,
     require_names,
 )
 from esper.kasmina.initialisation import Initialiser
@@ -40,24 +37,19 @@ from esper.kasmina.random_probe import (
     report_draws,
     report_evaluation,
 )
+from esper.kasmina.seed_places import (
+    Segment,
+    build_seed,
+    find_sources,
+    misfit,
+    named_segments,
+    sample_activation,
+)
 from esper.kasmina.store import ParameterStore
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
-from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import InjectionSpec, Topology
 from esper.leyline.user_errors import user_code
-
-_SAMPLES, _SIDE = 2, 4
-"""Batch and spatial sizes of the activation on which a new seed's output shape is checked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One segment of the host, with its parameter names mapped to the host's."""
-
-    module: nn.Module
-    names: dict[str, str]
-    """Local name -> name in the host, so that a tied weight is one parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +109,8 @@ class StackedNetwork:
         initialiser = Initialiser(host_factory)
         template = as_host(initialiser.template)
         self.topology: Topology = template.topology
-        self.host = self._store(initialiser, _units(_segments(template)))
-        self.segments = _segments(template)  # once it is on its device: that replaces buffers
+        self.host = self._store(initialiser, _units(named_segments(template)))
+        self.segments = named_segments(template)  # once it is on its device: that replaces buffers
         self.host.binding = Binding(self.host.template, [s.module for s in self.segments])
         self.runs_whole: bool = getattr(template, "runs_whole", False)
         """Whether the host runs in one piece, the last segment, and its slots are hooks in it
@@ -140,7 +132,7 @@ class StackedNetwork:
         self._sources: dict[int, HostSegment] = {}
         """slot -> segment that seeds made from the host are made from."""
         if any(recipe.from_host for recipe in self.blueprints):
-            self._sources = self._find_sources(as_host(initialiser.rebuild()))
+            self._sources = find_sources(as_host(initialiser.rebuild()), self.slots)
         self._misfits_SK = [
             [self._misfit(slot, recipe) for recipe in self.blueprints]
             for slot in range(len(self.slots))
@@ -234,44 +226,13 @@ class StackedNetwork:
                 f"slot {spec.slot_id} takes {', '.join(fitting) or 'none of the enabled ones'}"
             )
 
-    def _find_sources(self, host: HostProtocol) -> dict[int, HostSegment]:
-        """Return the nearest segment with parameters before each slot that has one.
-
-        `host`: a host on the CPU, since the template may be elsewhere.
-        """
-        modules, found = host_segments(host), {}
-        for slot, spec in enumerate(self.slots):
-            before = range(spec.position, -1, -1)
-            index = next((i for i in before if any(True for _ in modules[i].parameters())), None)
-            if index is not None:
-                names, sample = self.segments[index].names, self.sample_activation(slot)
-                found[slot] = HostSegment(modules[index], index, names, spec, self.topology, sample)
-        return found
-
     def _misfit(self, slot: int, recipe: Blueprint) -> str | None:
         """Return why a blueprint does not fit a slot, or None if it does."""
-        reason = recipe.misfit(self.slots[slot].channels)
-        if recipe.reads_ahead and getattr(self.host.template, "causal", True):
-            reason = "reads later positions, which the host does not (its attribute causal)"
-        if reason is not None or not recipe.from_host:
-            return reason
-        source = self._sources.get(slot)
-        if source is None:
-            return "copies a segment with parameters, and none comes before the slot"
-        try:
-            with forked_rng(0):
-                self._build_seed(slot, recipe)
-        except EsperError as error:
-            kind = type(source.module).__name__
-            return f"cannot copy segment {source.index} ({kind}) before the slot: {error}"
-        return None
+        return misfit(recipe, self.slots[slot], self._sources.get(slot), self.host.template)
 
     def _build_seed(self, slot: int, recipe: Blueprint) -> nn.Module:
         """Build a seed with the slot's width, or from the host."""
-        width, given = self.slots[slot].channels, "host segment" if recipe.from_host else "width"
-        what = f"blueprint {recipe.name!r} cannot be built for width {width}"
-        with user_code(what, f"it is called with the {given} alone", TypeError):
-            return recipe.factory(self._sources[slot] if recipe.from_host else width)
+        return build_seed(recipe, self.slots[slot], self._sources.get(slot))
 
     def bank(self, slot: int, blueprint: int) -> ParameterStore:
         """Return the bank of a blueprint in a slot; the first use allocates and checks it."""
@@ -320,9 +281,7 @@ class StackedNetwork:
 
     def sample_activation(self, slot: int) -> Tensor:
         """Return two small activations of the slot's shape, on the CPU."""
-        sizes = {"B": _SAMPLES, "C": self.slots[slot].channels}
-        shape = tuple(sizes.get(axis, _SIDE) for axis in LAYOUTS[self.topology])
-        return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
+        return sample_activation(self.topology, self.slots[slot].channels)
 
     def _find_seed_site(
         self, slot: int, recipe: Blueprint, module: nn.Module, h: Tensor
@@ -350,34 +309,6 @@ class StackedNetwork:
         """Raise unless an activation (batch first) has the axes and channels of its slot."""
         host = type(self.host.template).__name__
         check_activation(host, self.topology, self.slots[slot], h.shape)
-
-
-def _segments(host: HostProtocol) -> tuple[Segment, ...]:
-    """Return the host's segments, with parameter names traced to the host's by identity."""
-    assert isinstance(host, nn.Module)
-    owners = {id(t): n for n, t in (*host.named_parameters(), *host.named_buffers())}
-    segments = []
-    for index, module in enumerate(host_segments(host)):
-        names = {}
-        for local, tensor in (
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ):
-            if id(tensor) not in owners:
-                raise EsperError(
-                    f"{type(host).__name__} segment {index} has {local!r}, which is not registered "
-                    f"in the host: make the segment's modules attributes of the host"
-                )
-            names[local] = owners[id(tensor)]
-        segments.append(Segment(module, names))
-    unused = set(owners.values()) - {name for s in segments for name in s.names.values()}
-    unused -= set(getattr(host, "unused", ()))  # a traced host keeps them as they are
-    if unused:
-        raise EsperError(
-            f"{type(host).__name__} {sorted(unused)[0]!r} is in none of its segments: "
-            f"a parameter outside the chain would never train"
-        )
-    return tuple(segments)
 
 
 def _units(segments: Sequence[Segment]) -> list[list[str]]:

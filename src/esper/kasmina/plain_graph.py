@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from esper.kasmina.blending import Gate, blend
+from esper.kasmina.blending import Gate
 from esper.kasmina.counting import count_parameters
 from esper.kasmina.folding import drop_identities, fold_scales, has_effect, merge_linear_seeds
 from esper.kasmina.layers import (
@@ -28,7 +28,6 @@ from esper.kasmina.layers import (
     MaxPool1d,
     MaxPool2d,
 )
-from esper.leyline.actions import BlendStyle
 from esper.leyline.slots import InjectionSpec
 
 _log = logging.getLogger(__name__)
@@ -62,9 +61,10 @@ def plain_parameters(deltas: Sequence[nn.Module]) -> list[int]:
 
     `deltas`: what seeds add to the activation.
     """
-    seeds = [_converted(_Added(copy.deepcopy(delta)), {}) for delta in deltas]
+    seeds = [converted(Added(copy.deepcopy(delta)), {}) for delta in deltas]
     chain = _Chain([(f"seed{index}", seed, True) for index, seed in enumerate(seeds)])
-    plain, _ = _simplified(chain, "Seeds")  # all in one trace, which takes most of the time
+    # All in one trace, which takes most of the time.
+    plain = _simplified(chain, chain.seed_paths, "Seeds", LeafTracer())
     parts = dict(plain.named_children())
     return [count_parameters(parts.get(f"seed{index}", _NONE)) for index in range(len(seeds))]
 
@@ -72,7 +72,7 @@ def plain_parameters(deltas: Sequence[nn.Module]) -> list[int]:
 _NONE: Final = nn.Identity()
 
 
-class _Added(nn.Module):
+class Added(nn.Module):
     """A seed at full strength."""
 
     def __init__(self, delta: nn.Module) -> None:
@@ -80,12 +80,20 @@ class _Added(nn.Module):
         self.delta = delta
 
     def forward(self, h: Tensor) -> Tensor:
-        return blend(h, self.delta(h), 1.0, BlendStyle.ADD, None)
+        out: Tensor = h + self.delta(h)
+        return out
 
 
 def _folded(chain: _Chain, name: str) -> fx.GraphModule:
-    """Trace a chain and simplify its graph; what cannot be traced is logged."""
-    plain, tracer = _simplified(chain, name)
+    return fold(chain, chain.seed_paths, name, LeafTracer())
+
+
+def fold(root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer) -> fx.GraphModule:
+    """Trace a module in eval mode and simplify its graph; what cannot be traced is logged.
+
+    `seeds`: prefixes of the paths of seeds, with a dot. Parameters are the module's own.
+    """
+    plain = _simplified(root, seeds, name, tracer)
     plain.meta["untraced"] = untraced = tracer.untraced_paths(plain.graph)
     if untraced:
         reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
@@ -93,14 +101,14 @@ def _folded(chain: _Chain, name: str) -> fx.GraphModule:
     return plain
 
 
-def _simplified(chain: _Chain, name: str) -> tuple[fx.GraphModule, LeafTracer]:
-    tracer = LeafTracer()
-    graph = tracer.trace(chain.eval())
-    whole = fx.GraphModule(chain, graph, name)
+def _simplified(
+    root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer
+) -> fx.GraphModule:
+    whole = fx.GraphModule(root, tracer.trace(root.eval()), name)
     drop_identities(whole)
-    fold_scales(whole, chain.seed_paths)
-    merge_linear_seeds(whole, chain.seed_paths)
-    return _without_unused(whole).eval(), tracer
+    fold_scales(whole, seeds)
+    merge_linear_seeds(whole, seeds)
+    return _without_unused(whole).eval()
 
 
 # ---- replacement of our layers ------------------------------------------------------------
@@ -193,7 +201,7 @@ PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
 """Our layer -> function that builds its torch replacement; other layers are traced."""
 
 
-def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+def converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     """Replace all our layers in a module; modules used twice stay shared."""
     if module not in done:
         make = PLAIN.get(type(module))
@@ -201,7 +209,7 @@ def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module
         if make is None:
             for name, child in module._modules.items():
                 if child is not None:
-                    module._modules[name] = _converted(child, done)
+                    module._modules[name] = converted(child, done)
     return done[module]
 
 
@@ -243,8 +251,8 @@ def copied_parts(
     segments = list(host.segments())  # type: ignore[operator]
     _clone_buffers((*segments, *live.values()))
     done: dict[nn.Module, nn.Module] = {}
-    named = [(names.get(id(s)), _converted(s, done)) for s in segments]
-    return named, {slot: _converted(seed, done) for slot, seed in live.items()}
+    named = [(names.get(id(s)), converted(s, done)) for s in segments]
+    return named, {slot: converted(seed, done) for slot, seed in live.items()}
 
 
 def _clone_buffers(modules: Sequence[nn.Module]) -> None:
@@ -321,7 +329,7 @@ class LeafTracer(fx.Tracer):
             path = self.path_of_module(m)
             self._undo(nodes, depth)
             if isinstance(m, fx.GraphModule):
-                return _GraphCall(m, self).run(*args)
+                return GraphCall(m, self).run(*args)
             self.untraced[path] = str(error).split("\n")[0] or type(error).__name__
             return self.create_proxy("call_module", path, args, kwargs)
 
@@ -360,7 +368,7 @@ OPAQUE: Final = "opaque"
 """Mark of a node that calls a function of the user's which cannot be traced."""
 
 
-class _GraphCall(fx.Interpreter):
+class GraphCall(fx.Interpreter):
     """Records the nodes of a graph as they are, without looking into the functions they call."""
 
     def __init__(self, module: fx.GraphModule, tracer: fx.Tracer) -> None:
@@ -376,6 +384,26 @@ class _GraphCall(fx.Interpreter):
         if owner not in ("torch", "_operator", "builtins", "math"):
             made.node.meta[OPAQUE] = True
         return made
+
+
+class KeepsModes(fx.GraphModule):
+    """A graph some of whose layers stay in eval mode when it is trained, as in the user's model."""
+
+    evaluated: tuple[str, ...]
+    """Their paths."""
+
+    def train(self, mode: bool = True) -> KeepsModes:
+        """Set the mode of all layers but these."""
+        super().train(mode)
+        for path in getattr(self, "evaluated", ()):  # not yet there while it is built
+            self.get_submodule(path).training = False
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KeepsModes:
+        copied = super().__deepcopy__(memo)
+        assert isinstance(copied, KeepsModes)
+        copied.evaluated = self.evaluated
+        return copied
 
 
 def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:

@@ -27,6 +27,15 @@ def slot_id(row: int, col: int) -> str:
     return f"r{row}c{col}"
 
 
+def is_slot_id(text: str) -> bool:
+    """Whether a text is the id of a slot.
+
+    >>> is_slot_id("r0c1"), is_slot_id("weight")
+    (True, False)
+    """
+    return _SLOT_ID.fullmatch(text) is not None
+
+
 def parse_slot_id(text: str) -> tuple[int, int]:
     """Parse a slot id into (row, column).
 

@@ -12,7 +12,8 @@ from esper.kasmina import Population
 from esper.kasmina.executors import vmap
 from esper.kasmina.hosts.cnn import ConvBlock
 from esper.kasmina.layers import MaxPool2d
-from esper.kasmina.network import FusedRun, Segment
+from esper.kasmina.network import FusedRun
+from esper.kasmina.seed_places import Segment
 from esper.leyline import BlendStyle, SeedStage
 from kernel_support import DEVICE, HALF, close, examples, numbers, require_kernels
 from support import batch, bring_to, make_population

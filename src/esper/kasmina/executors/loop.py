@@ -24,9 +24,10 @@ from esper.kasmina.executors.base import (
     set_training,
 )
 from esper.kasmina.layout import channels_last
-from esper.kasmina.network import Segment, StackedNetwork
+from esper.kasmina.network import StackedNetwork
 from esper.kasmina.random_layers import RowDraws, RowStreams, Site, row_draws
 from esper.kasmina.rows import FROM_INPUT, RowPlan
+from esper.kasmina.seed_places import Segment
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName

@@ -31,9 +31,10 @@ from esper.kasmina.executors.base import (
     set_training,
 )
 from esper.kasmina.layers import MaxPool2d, has_hooks
-from esper.kasmina.network import FusedRun, Segment, StackedNetwork
+from esper.kasmina.network import FusedRun, StackedNetwork
 from esper.kasmina.random_layers import RowStreams, row_draws
 from esper.kasmina.rows import BufferUpdates, RowPlan, SeedGroup
+from esper.kasmina.seed_places import Segment
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from esper.kasmina.plain_graph import KeepsModes
 from esper.kasmina.plain_saves.layers import layer_arguments, layer_kind
 from esper.kasmina.plain_saves.records import (
     Arguments,
@@ -25,6 +26,8 @@ def describe(model: nn.Module) -> tuple[GraphRecord, dict[str, Tensor]]:
     """Return the description of a network and its tensors; raises with what has no description."""
     if not isinstance(model, fx.GraphModule):
         raise EsperError(f"it is of your class {type(model).__name__}")
+    if isinstance(model, KeepsModes):
+        raise EsperError(f"its train() keeps {model.evaluated[0]} in eval mode")
     called = _targets(model, "call_module")
     layers = tuple(_layer(path, model.get_submodule(path)) for path in called)
     tensors, values = _tensors(model, [*called, *_targets(model, "get_attr")])

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
+    from esper.kasmina.tracing.finishing import finished_model as finished_model
     from esper.kasmina.tracing.host import HostTrace as HostTrace
     from esper.kasmina.tracing.host import TracedHost as TracedHost
+    from esper.kasmina.tracing.host import fitting_blueprints as fitting_blueprints
     from esper.kasmina.tracing.host import trace_model as trace_model
     from esper.kasmina.tracing.inputs import Inputs as Inputs
     from esper.kasmina.tracing.plain import plain_model as plain_model
+    from esper.kasmina.tracing.planting import carry_weights as carry_weights
+    from esper.kasmina.tracing.planting import planted_model as planted_model
+    from esper.kasmina.tracing.planting import silence as silence
     from esper.kasmina.tracing.widths import ScaledModel as ScaledModel
     from esper.kasmina.tracing.widths import scaled_factory as scaled_factory
     from esper.kasmina.tracing.widths import scaled_model as scaled_model
@@ -19,9 +24,11 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
-            ".host": ("HostTrace", "TracedHost", "trace_model"),
+            ".finishing": ("finished_model",),
+            ".host": ("HostTrace", "TracedHost", "fitting_blueprints", "trace_model"),
             ".inputs": ("Inputs",),
             ".plain": ("plain_model",),
+            ".planting": ("carry_weights", "planted_model", "silence"),
             ".widths": ("ScaledModel", "scaled_factory", "scaled_model"),
         },
     )

@@ -34,7 +34,7 @@ def grown_model(
     for spec in slots:
         if spec.slot_id in live:
             place = copied.plan.places[spec.position]
-            held[spec.slot_id] = _seed_hook(plain_seed(live[spec.slot_id]), place.in_tuple)
+            held[spec.slot_id] = seed_hook(plain_seed(live[spec.slot_id]), place.in_tuple)
             module = model.get_submodule(place.path)
             module.register_forward_hook(held[spec.slot_id])
     if len(held):
@@ -43,7 +43,7 @@ def grown_model(
             folder += "_"
         model.add_module(folder, held)
     if copied.plan.key.key is not None:
-        model.register_forward_hook(_pick_hook(copied.plan.key))
+        model.register_forward_hook(pick_hook(copied.plan.key))
     return model.eval()
 
 
@@ -75,7 +75,7 @@ class _ModelTracer(LeafTracer):
         return module_qualified_name == "model"
 
 
-def _seed_hook(seed: fx.GraphModule, in_tuple: bool) -> fx.GraphModule:
+def seed_hook(seed: fx.GraphModule, in_tuple: bool) -> fx.GraphModule:
     """Return a seed as a forward hook: a module of (module, args, output)."""
     graph = fx.Graph()
     output = _hook_output(graph)
@@ -92,7 +92,7 @@ def _seed_hook(seed: fx.GraphModule, in_tuple: bool) -> fx.GraphModule:
     return fx.GraphModule(seed, graph, "Seed")
 
 
-def _pick_hook(key: OutputKey) -> fx.GraphModule:
+def pick_hook(key: OutputKey) -> fx.GraphModule:
     """Return a forward hook that picks the tensor that was trained on."""
     graph = fx.Graph()
     output = _hook_output(graph)

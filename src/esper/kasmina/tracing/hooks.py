@@ -215,7 +215,10 @@ def plan_hooks(
     slots: int | Sequence[str],
     output: str | int | None,
 ) -> HookPlan | None:
-    """Find the places of a model and check that it runs by hooks; None if there is no place."""
+    """Find the places of a model and check that it runs by hooks; None if there is no place.
+
+    Without slots (0) it is trained as it is, and nothing is checked but its output.
+    """
     values = inputs.batch(example, BATCHES[0])
     with torch.no_grad(), forked_rng(0):
         out = inputs.call(copy.deepcopy(base).eval(), values)
@@ -223,19 +226,19 @@ def plan_hooks(
     key, training_key = OutputKey.of(out, output), OutputKey.of(trained, output)
     _check_output(base, key.pick(out))
     _check_output(base, training_key.pick(trained))
-    if key != training_key and key.key is not None:
+    if key != training_key and key.key is not None and slots != 0:
         raise CannotHookError(
             f"it returns {type(trained).__name__} in training and {type(out).__name__} in eval mode"
         )
-    places = hook_places(base, inputs, example, slots, output)
-    if not places:
+    places = hook_places(base, inputs, example, slots, output) if slots != 0 else []
+    if not places and slots != 0:
         return None
     specs = tuple(
         InjectionSpec(slot_id(0, col), place.channels, col, place.label)
         for col, place in enumerate(places)
     )
     plan = HookPlan(
-        topology=places[0].topology,
+        topology=places[0].topology if places else "mlp",
         places=tuple(places),
         specs=specs,
         residual=tuple(_is_residual(base, place) for place in places),
@@ -244,7 +247,7 @@ def plan_hooks(
         training_key=training_key,
         writes_input=any(value._version for value in values),
     )
-    for training in (False, True):
+    for training in (False, True) if places else ():
         _check_same(base, plan, inputs.batch(example, BATCHES[1]), training)
     return plan
 

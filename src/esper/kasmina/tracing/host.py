@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
+from esper.kasmina.host_checks import as_host, enabled_slots, host_segments
 from esper.kasmina.initialisation import build, check_not_scripted, check_parameters
-from esper.kasmina.network import StackedNetwork
+from esper.kasmina.seed_places import find_sources, misfit
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
 from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, plan_hooks
@@ -53,6 +55,13 @@ class SegmentPlan:
         self.additions = additions
         self.unused: tuple[str, ...] = ()
         """Names of parameters and buffers that no segment uses."""
+        self.find_causal: Callable[[], bool] = lambda: True
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether outputs at a position depend on earlier ones only; found when first asked."""
+        with kept_random_state():
+            return self.find_causal()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SegmentPlan:
         return self
@@ -76,8 +85,6 @@ class TracedHost(nn.Module):
 
     torch_attention: bool = True
     """It may hold torch's fused attention, which vmap runs row by row on a CPU."""
-    causal: bool = True
-    """Whether outputs at a position depend on earlier ones only; set for each traced model."""
 
     def __init__(self, model: nn.Module, plan: SegmentPlan) -> None:
         """`model` belongs to the host from now on."""
@@ -94,9 +101,25 @@ class TracedHost(nn.Module):
         self.train()
 
     @property
+    def plan(self) -> SegmentPlan:
+        """The graphs of its segments."""
+        return self._plan
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model, additions included."""
+        found: nn.Module = self.__dict__["_model"]
+        return found
+
+    @property
     def topology(self) -> Topology:
         """Kind of network."""
         return self._plan.topology
+
+    @property
+    def causal(self) -> bool:
+        """Whether outputs at a position depend on earlier ones only."""
+        return self._plan.causal
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -106,8 +129,9 @@ class TracedHost(nn.Module):
     def segments(self) -> Sequence[nn.Module]:
         """The parts between the slots."""
         if self._segments is None:
-            model = self.__dict__["_model"]
-            self._segments = tuple(Segment(model, graph, "Segment") for graph in self._plan.graphs)
+            self._segments = tuple(
+                Segment(self.model, graph, "Segment") for graph in self._plan.graphs
+            )
             for segment in self._segments:
                 segment.residual = keeps_input(segment)
                 segment.training = self.training
@@ -125,7 +149,7 @@ class TracedHost(nn.Module):
     def train(self, mode: bool = True) -> TracedHost:
         """Set the mode as the user's model does, which may keep parts of it in eval mode."""
         self.training = mode
-        self.__dict__["_model"].train(mode)
+        self.model.train(mode)
         for segment in self._segments or ():
             segment.training = mode
         return self
@@ -138,19 +162,18 @@ class TracedHost(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class HostTrace:
-    """What a `Population` needs to grow a user's model."""
+    """A user's model as a host: where seeds may be, and how it is built and called."""
 
     factory: Factory
     """Builds one host; a new one at each call."""
     topology: Topology
+    """Kind of the activations at the slots; "mlp" if there are none."""
     slots: tuple[str, ...]
     """Ids in order of execution."""
     places: dict[str, str]
     """Slot id -> where it is, for example `after layer1.0`."""
-    blueprints: tuple[str, ...]
-    """Registered blueprints that fit at least one slot."""
     name: str
     """Class of the user's model."""
     inputs: Inputs
@@ -161,6 +184,28 @@ class HostTrace:
     """Unused parameters that a plain model lets train again."""
     hooked: str = ""
     """Why the model runs whole, by hooks; empty if it was traced."""
+    offered: tuple[str, ...] | None = None
+    """Blueprints to choose from; None: all that are registered."""
+
+    @cached_property
+    def fitting(self) -> dict[str, tuple[str, ...]]:
+        """Slot id -> blueprints that fit it; found when first asked."""
+        return _fitting(self)
+
+    @cached_property
+    def blueprints(self) -> tuple[str, ...]:
+        """Blueprints that fit at least one slot."""
+        found = {name for names in self.fitting.values() for name in names}
+        return tuple(name for name in self._candidates if name in found)
+
+    @property
+    def _candidates(self) -> tuple[str, ...]:
+        return BlueprintRegistry.names(self.topology) if self.offered is None else self.offered
+
+
+def fitting_blueprints(trace: HostTrace) -> dict[str, tuple[str, ...]]:
+    """Return the blueprints that fit each slot, by slot id; found once per trace."""
+    return dict(trace.fitting)
 
 
 def trace_model(
@@ -168,40 +213,109 @@ def trace_model(
     example: Raw,
     slots: int | Sequence[str] = 8,
     output: str | int | None = None,
+    needs_slots: bool = True,
 ) -> HostTrace:
     """Turn any model into a host, by one example batch; the model itself is not changed.
 
     `model`: an instance, whose weights all members start from, or a class or factory, which gives
     each member its own. `slots`: how many at most, or paths of the modules they come after.
-    `output`: index or key of the tensor to train on, if the model returns several.
+    `output`: index or key of the tensor to train on, if the model returns several. `needs_slots`:
+    whether a model without a place for a seed is an error; otherwise its trace has no slots.
     """
     with kept_random_state():
-        return _trace(factory_of(model), example, slots, output)
+        traced = _Tracing(factory_of(model), example, output)
+        return traced.run(slots) if needs_slots else traced.run_anyhow(slots)
 
 
-def _trace(
-    factory: Factory, example: Raw, slots: int | Sequence[str], output: str | int | None
-) -> HostTrace:
-    base = build(factory, 0, "model").cpu()
-    check_parameters(base)
-    name = type(base).__name__
-    inputs = Inputs.of(base, example)
-    _check_runs(name, base, inputs, example)
-    _check_slots(slots)
-    try:
-        traced = _by_graph(factory, base, inputs, example, slots, output)
-    except UntraceableError as stopped:
-        return _by_hooks(factory, base, inputs, example, slots, output, stopped)
-    whole = _largest_part(base, traced.untraced)
-    if whole is None or not isinstance(slots, int):
-        return traced
-    reason = f"{whole} is kept whole: {traced.untraced[whole]}"
-    lost = UntraceableError(reason, reason)
-    try:  # most of the model would have no slots
-        hooked = _by_hooks(factory, base, inputs, example, slots, output, lost)
-    except EsperError:
-        return traced
-    return hooked if len(hooked.slots) > len(traced.slots) else traced
+class _Tracing:
+    """One model on its way to a trace."""
+
+    def __init__(self, factory: Factory, example: Raw, output: str | int | None) -> None:
+        self._factory, self._output = factory, output
+        self._base = build(factory, 0, "model").cpu()
+        check_parameters(self._base)
+        self._name = type(self._base).__name__
+        self._inputs = Inputs.of(self._base, example)
+        self._example = self._inputs.few(example, BATCHES[1])
+        _check_runs(self._name, self._base, self._inputs, example)
+
+    def run(self, slots: int | Sequence[str]) -> HostTrace:
+        """Trace it with at least one slot; raises if there is no place for it."""
+        _check_slots(slots)
+        try:
+            traced = self._by_graph(slots)
+        except UntraceableError as stopped:
+            return self._by_hooks(slots, stopped)
+        whole = _largest_part(self._base, traced.untraced)
+        if whole is None or not isinstance(slots, int):
+            return traced
+        reason = f"{whole} is kept whole: {traced.untraced[whole]}"
+        try:  # most of the model would have no slots
+            hooked = self._by_hooks(slots, UntraceableError(reason, reason))
+        except EsperError:
+            return traced
+        return hooked if len(hooked.slots) > len(traced.slots) else traced
+
+    def run_anyhow(self, slots: int | Sequence[str]) -> HostTrace:
+        """Trace it without slots if there is no place for them; slots that are named must exist."""
+        if slots != 0:
+            try:
+                return self.run(slots)
+            except UntraceableError:
+                if not isinstance(slots, int):
+                    raise
+        try:
+            return self._by_graph(0)
+        except UntraceableError as stopped:
+            return self._by_hooks(0, stopped)
+
+    def _by_graph(self, slots: int | Sequence[str]) -> HostTrace:
+        """Trace the model into a chain of segments."""
+        name, base, inputs, example = self._name, self._base, self._inputs, self._example
+        traced = trace_graph(base, inputs, example, self._output)
+        _check_output(name, traced)
+        chosen = _chosen(name, traced, slots) if slots != 0 else []
+        specs = tuple(
+            InjectionSpec(slot_id(0, col), place.channels, col, place.label)
+            for col, place in enumerate(chosen)
+        )
+        cuts = [
+            turn_channels(traced.graph, place.node) if place.channels_last else place.node
+            for place in chosen
+        ]
+        topology = chosen[0].topology if chosen else "mlp"
+        graphs = split_graph(traced.graph, cuts)
+        plan = SegmentPlan(name, topology, graphs, specs, traced.additions)
+        _complete(plan, base, inputs, example)
+        _check_same(base, plan, inputs, example, self._output)
+        kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the class
+        plan.find_causal = lambda: is_causal(
+            kind(copy.deepcopy(base), plan).eval(), inputs, example
+        )
+        trainable = [n for n, p in base.named_parameters() if n in plan.unused and p.requires_grad]
+        host = _host_factory(self._factory, kind, plan)
+        return _host_trace(host, plan, name, inputs, traced.untraced, tuple(trainable))
+
+    def _by_hooks(self, slots: int | Sequence[str], stopped: UntraceableError) -> HostTrace:
+        """Let the model run whole; raises what stopped the trace if that cannot be either."""
+        try:
+            plan = plan_hooks(self._base, self._inputs, self._example, slots, self._output)
+        except CannotHookError as error:
+            raise UntraceableError(
+                f"{stopped}; it cannot run whole, by hooks, either: {error}", stopped.reason
+            ) from error
+        if plan is None:
+            raise stopped
+        kind: type[HookedHost] = type(self._name, (HookedHost,), {})
+        host = _host_factory(self._factory, kind, plan)
+        return _host_trace(host, plan, self._name, self._inputs, hooked=stopped.reason)
+
+
+def _host_factory(factory: Factory, kind: Callable[..., nn.Module], plan: object) -> Factory:
+    def host() -> nn.Module:
+        return kind(factory().cpu(), plan)
+
+    return host
 
 
 def _largest_part(base: nn.Module, paths: Iterable[str]) -> str | None:
@@ -211,67 +325,6 @@ def _largest_part(base: nn.Module, paths: Iterable[str]) -> str | None:
         if 2 * sum(p.numel() for p in base.get_submodule(path).parameters()) > every:
             return path
     return None
-
-
-def _by_graph(
-    factory: Factory,
-    base: nn.Module,
-    inputs: Inputs,
-    example: Raw,
-    slots: int | Sequence[str],
-    output: str | int | None,
-) -> HostTrace:
-    """Trace the model into a chain of segments."""
-    name = type(base).__name__
-    traced = trace_graph(base, inputs, example, output)
-    _check_output(name, traced)
-    chosen = _chosen(name, traced, slots)
-    specs = tuple(
-        InjectionSpec(slot_id(0, col), place.channels, col, place.label)
-        for col, place in enumerate(chosen)
-    )
-    cuts = [
-        turn_channels(traced.graph, place.node) if place.channels_last else place.node
-        for place in chosen
-    ]
-    graphs = split_graph(traced.graph, cuts)
-    plan = SegmentPlan(name, chosen[0].topology, graphs, specs, traced.additions)
-    _complete(plan, base, inputs, example)
-    trainable = tuple(n for n, p in base.named_parameters() if n in plan.unused and p.requires_grad)
-
-    def host() -> nn.Module:
-        return kind(factory().cpu(), plan)
-
-    kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the user's class
-    _check_same(base, plan, inputs, example, output)
-    kind.causal = is_causal(kind(copy.deepcopy(base), plan).eval(), inputs, example)
-    found = _host_trace(host, plan, name, inputs, traced.untraced, trainable)
-    return replace(found, blueprints=suitable_attention(found.blueprints, kind.causal))
-
-
-def _by_hooks(
-    factory: Factory,
-    base: nn.Module,
-    inputs: Inputs,
-    example: Raw,
-    slots: int | Sequence[str],
-    output: str | int | None,
-    stopped: UntraceableError,
-) -> HostTrace:
-    """Let the model run whole; raises what stopped the trace if that cannot be either."""
-    try:
-        plan = plan_hooks(base, inputs, example, slots, output)
-    except CannotHookError as error:
-        raise EsperError(f"{stopped}; it cannot run whole, by hooks, either: {error}") from error
-    if plan is None:
-        raise stopped
-    name = type(base).__name__
-
-    def host() -> nn.Module:
-        return kind(factory().cpu(), plan)
-
-    kind: type[HookedHost] = type(name, (HookedHost,), {})
-    return _host_trace(host, plan, name, inputs, hooked=stopped.reason)
 
 
 def _host_trace(
@@ -289,7 +342,6 @@ def _host_trace(
         topology=plan.topology,
         slots=ids,
         places={spec.slot_id: spec.surface for spec in plan.specs},
-        blueprints=_fitting(host, ids, plan.topology),
         name=name,
         inputs=inputs,
         untraced=untraced or {},
@@ -440,7 +492,16 @@ def _without_dropout(base: nn.Module) -> nn.Module:
     return quiet
 
 
-def _fitting(host: Factory, slots: tuple[str, ...], topology: Topology) -> tuple[str, ...]:
-    names = BlueprintRegistry.names(topology)
-    fits = StackedNetwork(host, slots, names, 1, torch.device("cpu")).fits_SK
-    return tuple(name for k, name in enumerate(names) if fits[:, k].any())
+def _fitting(trace: HostTrace) -> dict[str, tuple[str, ...]]:
+    if not trace.slots:
+        return {}
+    host = as_host(build(trace.factory, 0))
+    recipes = [BlueprintRegistry.get(name, trace.topology) for name in trace._candidates]
+    specs = enabled_slots(host, trace.slots, len(host_segments(host)))
+    made_from = find_sources(host, specs) if any(r.from_host for r in recipes) else {}
+    causal = all(getattr(host, "causal", True) for r in recipes if r.reads_ahead)
+    fitting = {}
+    for slot, spec in enumerate(specs):
+        fits = [r.name for r in recipes if misfit(r, spec, made_from.get(slot), host) is None]
+        fitting[spec.slot_id] = suitable_attention(fits, causal)
+    return fitting

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.tracing.hook_plain import grown_model
@@ -32,8 +33,8 @@ def plain_model(host_trace: HostTrace, member: MorphogeneticModel) -> nn.Module:
     plain = member.to_plain()
     untraced = plain.meta["untraced"]
     root, names = _with_user_names(plain)
-    _take_raw_inputs(plain.graph, host_trace.inputs)
-    _keep_unused(plain.graph, root, host, host_trace)
+    take_raw_inputs(plain.graph, host_trace.inputs)
+    keep_unused(plain.graph, root, _unused(host, host_trace))
     out = fx.GraphModule(root, plain.graph, f"Plain{host_trace.name}")
     out.meta["untraced"] = tuple(names.get(path, path) for path in untraced)
     out.graph.lint()
@@ -79,7 +80,7 @@ def _install(root: nn.Module, path: str, value: object) -> bool:
     return True
 
 
-def _take_raw_inputs(graph: fx.Graph, inputs: Inputs) -> None:
+def take_raw_inputs(graph: fx.Graph, inputs: Inputs) -> None:
     """Replace the packed input by the raw ones."""
     packed = next(node for node in graph.nodes if node.op == "placeholder")
     if not inputs.packed and inputs.form in ("tensor", "positional"):
@@ -112,14 +113,21 @@ def _replace_unpacked(graph: fx.Graph, part: fx.Node, inputs: Inputs, raw: list[
     return False
 
 
-def _keep_unused(graph: fx.Graph, root: nn.Module, host: TracedHost, host_trace: HostTrace) -> None:
-    """Keep parameters that the graph does not use, as in the user's model."""
-    first = next(node for node in graph.nodes if node.op != "placeholder")
+def _unused(host: TracedHost, host_trace: HostTrace) -> dict[str, Tensor]:
+    """Return copies of what the user's model has and the graph does not use."""
     state = dict((*host.named_parameters(), *host.named_buffers()))
+    found: dict[str, Tensor] = {}
     for name in host.unused:
-        value: torch.Tensor = state[name].detach().clone()
-        if isinstance(state[name], nn.Parameter):
-            value = nn.Parameter(value, name in host_trace.trainable)
+        value: Tensor = state[name].detach().clone()
+        parameter = isinstance(state[name], nn.Parameter)
+        found[name] = nn.Parameter(value, name in host_trace.trainable) if parameter else value
+    return found
+
+
+def keep_unused(graph: fx.Graph, root: nn.Module, unused: Mapping[str, Tensor]) -> None:
+    """Keep tensors that the graph does not use, as in the user's model."""
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for name, value in unused.items():
         if _install(root, name, value):
             with graph.inserting_before(first):
                 graph.create_node(
