@@ -41,12 +41,11 @@ from esper.growing.folder import GrowFolder
 from esper.growing.parts import GrowPart, sample_keys
 from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
-from esper.growing.records import SearchState
-from esper.growing.refit import refit_network
+from esper.growing.recipes import RATES
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.run import GrowRun
+from esper.growing.runs import Table
 from esper.growing.settings import GrowSettings
-from esper.growing.setup import RATES
 from esper.growing.splitting import cut_samples
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError, shown
@@ -87,10 +86,10 @@ class KeptResult(GrowResult):
     temporary = False
     """Whether its run folder is gone."""
 
-    def search_state(self) -> SearchState:
-        """All candidates of the search, with their curves."""
+    def table(self) -> Table:
+        """All runs of the search."""
         self._require_folder()
-        return super().search_state()
+        return super().table()
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write a self-contained HTML page; returns its path."""
@@ -309,7 +308,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
                     stacklevel=3,
                 )
             elif self.refit:
-                pick = refit_network(run, result.best.record, part)
+                pick = run.refit(result.best.record, part)
         wrap = partial(_with_scaling, inputs=scaling, outputs=targets_scaling)
         models = {number: wrap(network) for number, network in networks.items()}
         self.result_ = KeptResult(
@@ -359,7 +358,6 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             settings,
             printer,
             train.weights,
-            probe=self.verbose,
         )
 
     def _model(self, features: int, outputs: int) -> tuple[Model, Widths]:

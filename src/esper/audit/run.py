@@ -27,7 +27,7 @@ from esper.audit.presets import Preset, context_spec
 from esper.audit.records import AuditInfo
 from esper.audit.rows import ContextRows, DrawnContext
 from esper.audit.topologies import choose_topologies
-from esper.growing.topologies import TopologySpace
+from esper.audit.topology_space import TopologySpace
 from esper.leyline.arrays import Doubles, Floats, Ints
 from esper.leyline.codec import to_json
 from esper.leyline.compute import ComputeSettings

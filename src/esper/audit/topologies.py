@@ -13,7 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from esper.growing.topologies import EMPTY, Topology, TopologySpace, with_seed
+from esper.audit.topology_space import TopologySpace
+from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +14,13 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data import StreamChoice, read_data
-from esper.growing.folder import GrowFolder, check_sources, read_info, runs_root
+from esper.growing.folder import GrowFolder, check_sources, runs_root
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
-from esper.growing.widths import named_widths
-from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.storage.sessions import recorded_session
 
@@ -54,7 +52,7 @@ def grow(
     sample_weights: Any = None,
     label_smoothing: float = 0.0,
     device: str | torch.device = "auto",
-    executor: ExecutorName = "auto",
+    executor: str = "auto",
     amp: bool | Literal["auto"] = "auto",
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -72,30 +70,23 @@ def grow(
     paths of the modules they come after. `widths`: multiples of the model's width to try besides.
     `clip`: norm that longer gradients are scaled down to. `folder`: where the run folder is made;
     `resume`: one to continue; `sources`: files to keep a copy of there. `on_round`: called after
-    every stage. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
+    every rung. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
     """
+    began = time.monotonic()
     settings = GrowSettings(
         policy, optimizer, lr, weight_decay, loss, metric, seed, slots, blueprints, widths, epochs,
         batch_size, columns, stream, output, class_weights, label_smoothing, device, executor, amp,
         clip)  # fmt: skip
-    settings = _with_known_widths(settings, resume)
     check_sources(sources)
     ranks = ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
-        run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights, ranks)
+        run = prepare_run(
+            model, train, val, test, budget, settings, printer, sample_weights, ranks, began
+        )
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
             return run.search(home, resume is not None)
-
-
-def _with_known_widths(
-    settings: GrowSettings, resume: str | os.PathLike[str] | None
-) -> GrowSettings:
-    """Settings of a run to continue: the budget may allow other widths by now."""
-    if resume is None or settings.widths != "auto":
-        return settings
-    return replace(settings, widths=named_widths(read_info(Path(resume)).variants))
 
 
 @contextlib.contextmanager
@@ -135,13 +126,13 @@ def prepare_run(
     printer: ProgressPrinter,
     sample_weights: Any = None,
     ranks: Ranks = ALONE,
-    probe: bool = True,
+    began: float | None = None,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.
 
-    `ranks`: the processes that search together. `probe`: measure the speed before the search, to
-    announce its time.
+    `ranks`: the processes that train together; `began`: when the call began.
     """
+    began = time.monotonic() if began is None else began
     budget = Budget() if budget is None else budget
     if not isinstance(budget, Budget):
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
@@ -162,6 +153,6 @@ def prepare_run(
     problem = ranks.together(read_problem)
     ranks.require_same("data", problem.data.fingerprint)
     ranks.require_same("model", problem.architecture)
-    run = GrowRun(problem, settings, budget, printer, ranks)
-    run.prepare(probe)
+    run = GrowRun(problem, settings, budget, printer, began, ranks)
+    run.prepare()
     return run

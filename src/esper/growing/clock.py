@@ -11,10 +11,15 @@ from esper.growing.trainers.job import Outcome
 
 NARROWEST: Final = 0.5
 """A network that was not timed takes at least this share of the time of the nearest that was."""
+SPEED: Final = {"cpu": 5e9, "cuda": 2e12}
+"""Multiply-accumulates of a second at least, where they dominate; small networks take their time
+for other things, so that twice the compute does not take twice the time."""
 MARGIN: Final = 0.9
 """A run starts if this share of the time it should take is left."""
 RESERVE: Final = 1.0
 """Seconds that are kept for the report."""
+RESERVED: Final = 0.01
+"""Share of the time that is kept besides."""
 JUDGED: Final = 10
 """Networks that may have to be judged at the end."""
 
@@ -23,13 +28,20 @@ class Clock:
     """Seconds since the call, and what is known of the speed of networks."""
 
     def __init__(
-        self, now: Callable[[], float], began: float, limit: float, earlier: float, share: float
+        self,
+        now: Callable[[], float],
+        began: float,
+        limit: float,
+        earlier: float,
+        share: float,
+        unit: float,
     ) -> None:
         """`began`: when the call began; `limit`: seconds of the whole; `earlier`: spent by earlier
-        sessions; `share`: samples of test over those of validation.
+        sessions; `share`: samples of test over those of validation; `unit`: most seconds that the
+        compute of a batch of the model as given takes.
         """
         self._now, self._began, self.limit, self._earlier = now, began, limit, earlier
-        self._share = share
+        self._share, self._unit = share, unit
         self._speeds: dict[tuple[int, object], tuple[float, float]] = {}
         """(variant, topology) -> (cost, seconds of a batch)."""
         self._judging = 0.0
@@ -44,7 +56,7 @@ class Clock:
     @property
     def left(self) -> float:
         """Seconds until training has to end; infinite without a limit."""
-        reserve = RESERVE + JUDGED * self._judging * (1.0 + self._share)
+        reserve = RESERVE + RESERVED * self.limit + JUDGED * self._judging * self._share
         return self.limit - self.seconds - min(reserve, 0.2 * self.limit)
 
     def learn(self, row: Row, outcome: Outcome, trained: int) -> None:
@@ -65,11 +77,9 @@ class Clock:
         exact = self._speeds.get((row.variant, row.topology))
         if exact is not None:
             return exact[1]
-        cost = max(row.cost, 1e-9)
-        near, each = min(
-            self._speeds.values(), key=lambda pair: abs(math.log(max(pair[0], 1e-9) / cost))
-        )
-        return each * max(cost / max(near, 1e-9), NARROWEST)
+        near, each = min(self._speeds.values(), key=lambda pair: abs(pair[0] - row.cost))
+        unit = min(self._unit, each / max(near, 1e-9))
+        return max(each + (row.cost - near) * unit, NARROWEST * each)
 
     def predict(self, row: Row) -> float:
         """Seconds until a run that starts now has ended."""
@@ -82,3 +92,14 @@ class Clock:
     def fits(self, row: Row) -> bool:
         """Whether a run that starts now ends in time."""
         return math.isinf(self.limit) or MARGIN * self.predict(row) <= self.left
+
+    def most_cost(self, first: Row, share: float) -> float:
+        """The cost of the dearest network whose run takes a share of what is left of the time.
+
+        `first`: a run of the model as given.
+        """
+        if math.isinf(self.limit) or not self._unit:
+            return math.inf
+        each = self.batch_seconds(first)
+        unit = min(self._unit, each)
+        return 1.0 + (share * self.left / first.recipe.batches - each) / max(unit, 1e-12)

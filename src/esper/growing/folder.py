@@ -36,9 +36,9 @@ from esper.leyline.errors import EsperError, shown
 from esper.storage import run_files
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
-from esper.storage.run_files import RESULT as RESULT
 from esper.storage.run_files import GROW as GROW
 from esper.storage.run_files import GROWN_NETWORKS, SEARCH
+from esper.storage.run_files import RESULT as RESULT
 from esper.storage.sealed_json import read_document, require_schema, seal
 
 CHECKPOINTS: Final = "checkpoints"
@@ -75,6 +75,7 @@ class GrowInfo:
     variant_places: tuple[tuple[str, ...], ...]
     """Where the slots of each of them are."""
     blueprints: tuple[str, ...]
+    """Those the user named; empty: all that fit."""
     host_params: int
     host_macs: int
     batch_size: int

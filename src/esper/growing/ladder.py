@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Final, Literal
 
 import numpy as np
@@ -41,6 +41,8 @@ LARGEST_SHARE: Final = 0.5
 """A run may cost this share of what is left of the budget when it is trained in full."""
 MOST_RUNS: Final = 48
 """Runs of a rung."""
+MOST_REFUSED: Final = 8
+"""Proposals in a row that are too dear, after which a rung is full."""
 RATE_STEP: Final = 3.0
 """Ratio of neighbouring learning rates."""
 RATE_LIMITS: Final = (1e-6, 1.0)
@@ -102,12 +104,16 @@ class Ladder:
         wanted = self._proposals(rung, rows)
         fresh = self._fresh(wanted, rows, rung)
         most, spent, chosen = SHARES.get(rung, 1.0) * left, 0.0, list[Row]()
-        for row in islice(fresh, 4 * MOST_RUNS):
+        too_dear = 0
+        for row in fresh:
             price = cost(row)
             in_full = price * self._full(row) / row.recipe.batches
             if spent + price > most * (1 + 1e-9) or in_full > max(LARGEST_SHARE * left, price):
+                too_dear += 1
+                if too_dear == MOST_REFUSED:
+                    break
                 continue
-            spent += price
+            too_dear, spent = 0, spent + price
             chosen.append(replace(row, number=len(rows) + len(chosen)))
             if len(chosen) == MOST_RUNS:
                 break

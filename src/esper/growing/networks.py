@@ -6,10 +6,10 @@ the plain module that the user gets back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from torch import Tensor, nn
 
@@ -17,16 +17,18 @@ from esper.growing.budget import Budget
 from esper.growing.runs import Row
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.kasmina.counting import count_parameters, count_training_macs
-from esper.kasmina.tracing import HostTrace, Inputs
-from esper.kasmina.tracing.planting import (
+from esper.kasmina.tracing import (
+    HostTrace,
+    Inputs,
     carry_weights,
     finished_model,
-    fitting_blueprints,
     planted_model,
     silence,
 )
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
+
+LEAST_COST: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,9 @@ class Variant:
         """Where each slot is in the user's model."""
         return tuple(self.trace.places[slot] for slot in self.trace.slots)
 
-    @cached_property
-    def _fitting(self) -> Mapping[str, tuple[str, ...]]:
-        return fitting_blueprints(self.trace)
-
     def options(self, slot: int) -> tuple[str, ...]:
         """Blueprints that fit a slot."""
-        fitting = self._fitting.get(self.trace.slots[slot], ())
-        return tuple(name for name in fitting if name in self.trace.blueprints)
+        return self.trace.fitting[self.trace.slots[slot]]
 
     def holds(self, topology: Topology) -> bool:
         """Whether a topology, perhaps of another width, fits its slots."""
@@ -151,9 +148,12 @@ class Networks:
         return self.variants[variant].size(topology)
 
     def cost(self, variant: int, topology: Topology) -> float:
-        """Training compute of a batch, relative to the model as given."""
+        """Training compute of a batch, relative to the model as given.
+
+        A smaller network counts at least `LEAST_COST`: it takes time, too.
+        """
         base = self.base.size(self.base.bare).train_macs
-        return self.size(variant, topology).train_macs / max(1, base)
+        return max(LEAST_COST, self.size(variant, topology).train_macs / max(1, base))
 
     def allows(self, variant: int, topology: Topology) -> bool:
         """Whether a network is within the limits of the budget."""

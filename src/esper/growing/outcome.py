@@ -15,15 +15,14 @@ from esper.growing.measuring import Measured, difference, judge
 from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
 from esper.growing.progress import ProgressPrinter
-from esper.growing.records import GROWN_ORIGINS, Candidate
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
-from esper.growing.search import Search, control_numbers, frontier_numbers
+from esper.growing.runs import Row
+from esper.growing.search import Search, control_numbers, frontier_numbers, judged
 from esper.growing.stored import plain_path
 from esper.growing.verdict import Facts, Judged, tried_of, verdict
 from esper.kasmina.counting import count_parameters
-from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.plain_saves import save_plain
-from esper.kasmina.tracing import plain_model
+from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError
 
 
@@ -41,40 +40,39 @@ def make_result(
     `files`: the networks themselves and the report as well, which takes seconds.
     """
     data = problem.data
-    candidates = search.state.candidates
-    wanted = sorted(frontier_numbers(candidates) | control_numbers(candidates))
+    rows = search.table.rows
+    wanted = sorted(frontier_numbers(rows) | control_numbers(rows))
     if not wanted:
         raise EsperError(
             f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
         )
-    models = {number: _plain(search, folder, number) for number in wanted}
+    models = {number: finished_model(search.networks.trained(rows[number])) for number in wanted}
     measured, records = {}, {}
     for number, model in models.items():
         found = measured[number] = _judged(model, problem)
-        counted = replace(candidates[number], params=count_parameters(model))
+        counted = replace(rows[number], params=count_parameters(model))
         records[number] = _record(counted, info, found.value, found.error)
         printer.say(
             f"test: network {number}, {records[number].params:,} parameters, "
             f"{info.metric} {records[number].test_score:.4f}"
         )
-    front = frontier_numbers(candidates)
+    front = frontier_numbers(rows)
     networks = sorted((records[n] for n in wanted if n in front), key=lambda r: r.params)
-    host = records[next(iter(control_numbers(candidates)))]
+    host = records[next(iter(control_numbers(rows)))]
     pick = max((*networks, host), key=lambda record: info.rank(record.val_score, record.params))
-    static = tuple(
-        _record(c, info) for c in candidates if c.finished and c.origin not in GROWN_ORIGINS
-    )
+    others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
     record = ResultRecord(
         networks=tuple(networks),
         host=host,
-        static=static,
+        others=others,
         pick=pick.number,
         verdict="",
         runs=search.runs,
-        seconds=search.seconds,
+        seconds=search.clock.seconds,
         complete=complete,
+        ended=search.table.ended,
     )
-    record = replace(record, verdict=verdict(_facts(problem, info, candidates, record, measured)))
+    record = replace(record, verdict=verdict(_facts(problem, info, rows, record, measured)))
     result = GrowResult(
         record, info, folder.path, lambda n: models[n.number], lambda _: data.example().inputs
     )
@@ -96,27 +94,22 @@ def _write_all(
             printer.warn(f"{error}; nothing is lost: resume={str(folder.path)!r} writes it again")
 
 
-def _plain(search: Search, folder: GrowFolder, number: int) -> nn.Module:
-    """A network that the search has saved, as a plain module."""
-    trace = search.variants[search.state.candidates[number].host].trace
-    return plain_model(trace, MorphogeneticModel.load(folder.network_path(number), trace.factory))
-
-
 def _record(
-    candidate: Candidate, info: GrowInfo, test_score: float = math.nan, test_se: float = math.nan
+    row: Row, info: GrowInfo, test_score: float = math.nan, test_se: float = math.nan
 ) -> NetworkRecord:
     return NetworkRecord(
-        number=candidate.number,
-        variant=info.variants[candidate.host],
-        topology=candidate.topology,
-        origin=candidate.origin,
-        rate=candidate.rate,
-        params=candidate.params,
-        macs=candidate.macs,
-        val_score=candidate.score,
+        number=row.number,
+        variant=info.variants[row.variant],
+        topology=row.topology,
+        origin=row.origin,
+        recipe=row.recipe,
+        params=row.params,
+        macs=row.macs,
+        val_score=row.score,
         test_score=test_score,
         test_se=test_se,
-        runs=candidate.compute / info.length,
+        runs=row.compute / info.length,
+        cut=row.status == "cut",
     )
 
 
@@ -147,7 +140,7 @@ def _store_all(
 def _facts(
     problem: Problem,
     info: GrowInfo,
-    candidates: Sequence[Candidate],
+    rows: Sequence[Row],
     record: ResultRecord,
     measured: Mapping[int, Measured],
 ) -> Facts:
@@ -164,7 +157,7 @@ def _facts(
         constant=problem.constant_score(problem.data.test),
         difference=difference(measured[pick.number], measured[host.number]),
         tried=tried_of(
-            candidates, host.number, info.budget.params, length, info.full_length, record.complete
+            rows, host.number, info.budget.params, length, info.full_length, record.complete
         ),
         static_lead=_static_lead(pick, record, info),
     )
@@ -178,11 +171,11 @@ def _change(pick: NetworkRecord) -> str:
 
 
 def _static_lead(pick: NetworkRecord, record: ResultRecord, info: GrowInfo) -> float:
-    """How far a grown pick is ahead of the best static network of its size on validation."""
-    if pick.origin not in GROWN_ORIGINS:
+    """How far a pick with inherited weights is ahead of the best one of its size without."""
+    if pick.origin not in ("grown", "pruned"):
         return math.nan
-    same_size = [
-        r for r in record.static if r.number != record.host.number and r.params <= pick.params
-    ]
+    every = (*record.networks, *record.others)
+    static = [r for r in every if r.origin not in ("grown", "pruned")]
+    same_size = [r for r in static if r.number != record.host.number and r.params <= pick.params]
     best = max(same_size, key=lambda r: info.rank(r.val_score, r.params), default=None)
     return math.nan if best is None else pick.val_score - best.val_score

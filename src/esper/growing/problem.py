@@ -51,7 +51,7 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     """Trace a model and check it against the data and the loss; raises before anything trains."""
     example = data.example()
     _try_model(model, example.inputs)
-    trace = trace_model(model, example.inputs, settings.slots, settings.output)
+    trace = trace_model(model, example.inputs, settings.slots, settings.output, needs_slots=False)
     if settings.blueprints is not None:
         trace = limit_blueprints(trace, settings.blueprints)
     host = trace.factory().eval()

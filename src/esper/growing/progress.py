@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TextIO
 
-from esper.growing.records import stages_done
-from esper.growing.search import Search
-from esper.growing.variants import Field
+from esper.growing.search import Search, judged
+from esper.growing.trainers.job import Running
 from esper.leyline.text import visible
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
@@ -28,39 +27,52 @@ PLAIN_INTERVAL: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a search is; given to `on_round` after every stage, with its measurements."""
+    """Where a search is; given to `on_round` after every rung."""
 
-    bracket: int
-    stage: int
-    stages: int
-    members: int
-    batch: int
-    length: int
+    rung: int
+    runs_done: int
+    """Runs that have ended."""
+    runs_planned: int
+    """All runs of the table."""
+    trained: int
+    """Batches of all networks so far."""
     best_score: float
-    """Best validation score of a network trained in full, or of the last stage; NaN if none."""
+    """Best validation score of a run that has ended; NaN if none has."""
     runs: float
     """Compute spent, in full training runs of the model."""
     budget_runs: float
+    """Most compute; infinite: as time allows."""
     seconds: float
+    budget_seconds: float
+    """Most time; infinite: no limit."""
     round: int
-    """Stages of the whole search before this one; a resumed search goes on counting."""
+    """Rungs of the whole search before this one; a resumed search goes on counting."""
 
     def figures(self) -> dict[str, float]:
-        """All of it, by name, for trackers."""
-        return {one.name: float(getattr(self, one.name)) for one in fields(self)}
+        """All of it that is finite, by name, for trackers."""
+        every = {one.name: float(getattr(self, one.name)) for one in fields(self)}
+        return {name: value for name, value in every.items() if not math.isinf(value)}
 
     def __str__(self) -> str:
         best = "" if math.isnan(self.best_score) else f"best {self.best_score:.4f}  "
-        minutes, seconds = divmod(int(self.seconds), 60)
+        share = self.runs / self.budget_runs
+        spent = f"{_minutes(self.seconds)}"
+        if math.isfinite(self.budget_seconds):
+            share = max(share, self.seconds / self.budget_seconds)
+            spent += f" of {_minutes(self.budget_seconds)}"
         return (
-            f"bracket {self.bracket + 1}, stage {self.stage + 1} of {self.stages}: "
-            f"{self.members} networks at batch {self.batch} of {self.length}  {best}"
-            f"{self.runs:.1f} of {self.budget_runs:.3g} host runs  {minutes}:{seconds:02d}"
+            f"rung {self.rung}: {self.runs_done} of {self.runs_planned} runs, "
+            f"{self.trained:,} batches  {best}{100 * min(1.0, share):.0f} %  {spent}"
         )
 
 
+def _minutes(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
 class ProgressPrinter:
-    """Prints where a search is; a `SearchObserver`."""
+    """Prints where a search is; the `Observer` of a search."""
 
     def __init__(
         self,
@@ -111,21 +123,21 @@ class ProgressPrinter:
             logger.propagate = propagate
             logger.removeHandler(handler)
 
-    def on_batch(self, search: Search, field: Field) -> None:
+    def on_tick(self, search: Search, running: Sequence[Running]) -> None:
         """Print where the search is, unless that was printed a moment ago."""
         wait = INTERVAL if self._terminal else PLAIN_INTERVAL
         if self._verbose and time.monotonic() - self._printed >= wait:
-            self._show(str(progress_of(search, field)))
+            self._show(str(progress_of(search, running)))
 
-    def on_stage(self, search: Search, field: Field) -> None:
-        """Report the end of a stage."""
-        self._ended = progress_of(search, field)
+    def on_rung(self, search: Search) -> None:
+        """Report the end of a rung."""
+        self._ended = progress_of(search, ())
         self.say(str(self._ended))
 
     def on_saved(self) -> None:
-        """Pass the stage that ended to trackers and `on_round`, which may raise."""
+        """Pass the rung that ended to trackers and `on_round`, which may raise."""
         ended = self._ended
-        assert ended is not None, "set by on_stage"
+        assert ended is not None, "set by on_rung"
         if self.tracking is not None:
             self.tracking.log(ended.round, ended.figures())
         if self._on_round is not None:
@@ -162,22 +174,22 @@ class _Said(logging.Handler):
             self._say(message)
 
 
-def progress_of(search: Search, field: Field) -> Progress:
-    """Where a search is."""
-    state, settings = search.state, search.settings
-    known = [c for c in state.candidates if c.finished] or list(state.candidates)
-    scored = [c for c in known if not math.isnan(c.score)]
-    best = max(scored, key=lambda c: c.merit, default=None)
+def progress_of(search: Search, running: Sequence[Running]) -> Progress:
+    """Where a search is; `running`: the runs under way."""
+    table = search.table
+    best = max(judged(table.rows), key=lambda row: row.merit, default=None)
+    under_way = {one.number: one.trained for one in running}
+    trained = {row.number: row.trained for row in table.rows} | under_way
+    compute = sum(row.cost * trained[row.number] for row in table.rows)
     return Progress(
-        bracket=state.bracket,
-        stage=state.stage,
-        stages=len(state.ends),
-        members=len(state.members),
-        batch=max(t.batch for t in field.trainers.values()),
-        length=settings.length,
+        rung=max(0, table.rungs - 1),
+        runs_done=sum(row.ended and row.number not in under_way for row in table.rows),
+        runs_planned=len(table.rows),
+        trained=sum(trained.values()),
         best_score=math.nan if best is None else best.score,
-        runs=search.runs,
-        budget_runs=settings.runs,
-        seconds=search.seconds,
-        round=stages_done(state) - 1,
+        runs=compute / search.limits.length,
+        budget_runs=search.limits.runs,
+        seconds=search.clock.seconds,
+        budget_seconds=search.clock.limit,
+        round=max(0, table.rungs - 1),
     )

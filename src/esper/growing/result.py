@@ -165,7 +165,7 @@ class GrowResult:
             record,
             info,
             path,
-            lambda network: stored.load(network.number, network.variant),
+            lambda network: stored.load(network.number, network.variant, network.topology),
             lambda network: stored.example(network.number),
         )
 

@@ -3,77 +3,66 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+import torch
 from torch import Tensor, nn
 
 from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
-from esper.growing.batches import BatchSource, ResidentBatches, StreamedBatches
-from esper.growing.budget import Budget
-from esper.growing.folder import (
-    GrowFolder,
-    GrowInfo,
-    population_name,
-    read_info,
-    read_state,
-)
+from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
+from esper.growing.clock import SPEED, Clock
+from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
+from esper.growing.ladder import LARGEST_SHARE, Ladder, LadderSettings
+from esper.growing.networks import Networks, Variant
 from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart
 from esper.growing.problem import Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks
-from esper.growing.records import SearchState, stages_done
-from esper.growing.result import GrowResult
-from esper.growing.search import LARGEST_SHARE, Search, SearchSettings
-from esper.growing.settings import GrowSettings
-from esper.growing.setup import (
-    Builder,
+from esper.growing.recipes import (
+    FULL_RUNS,
+    LONGER,
     Length,
-    Probe,
     choose_batch_size,
     choose_length,
     choose_rates,
-    choose_runs,
     choose_weight_decay,
-    explain_amp,
-    make_space,
-    measure_speed,
-    most_members,
-    population_config,
 )
+from esper.growing.result import GrowResult, NetworkRecord
+from esper.growing.runs import Recipe, Table
+from esper.growing.search import Limits, Search
+from esper.growing.settings import GrowSettings
 from esper.growing.streams import StreamSource
-from esper.growing.topologies import TopologySpace
-from esper.growing.training import BracketTrainer, Validation
-from esper.growing.variants import Variant
-from esper.growing.widths import spread_widths, width_name
-from esper.kasmina.population import Population
-from esper.kasmina.population_config import PopulationConfig
-from esper.kasmina.tracing import HostTrace
-from esper.kasmina.tracing.widths import scaled_model
+from esper.growing.trainers.choose import trainer_for
+from esper.growing.trainers.data import Samples, StreamReader
+from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.job import Job, Trainer
+from esper.growing.trainers.program import Program
+from esper.growing.trainers.task import Task, scalar_loss
+from esper.growing.widths import named_variants, named_widths, spread_widths
+from esper.kasmina.tracing import HostTrace, carry_weights, finished_model, scaled_model
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
+from esper.leyline.user_errors import is_out_of_memory
 from esper.nissa.trackers.tracking import track_run
-from esper.simic.training.runs.folder import GROW
 from esper.storage import run_files
 from esper.storage.provenance import versions
 from esper.storage.sessions import utc_now
-from esper.tolaria.runtime import explain_out_of_memory
 
-VAL_BATCH: Final = 1024
-"""Samples of a validation batch."""
-PROBE_MEMBERS: Final = 8
 DATA_SHARE: Final = 0.3
 """Share of the free memory of a device that data may take there."""
-FEW_MEMBERS: Final = 4
-"""Members below which candidates cannot be halved."""
 TRAINED: Final = 0.2
 """An instance whose score exceeds the best constant's by this share of what is left is trained."""
+PROBE_SECONDS: Final = 0.25
+"""How long the speed of the model is measured, before a search with a limit on time."""
 
 
 class GrowRun:
@@ -85,157 +74,166 @@ class GrowRun:
         settings: GrowSettings,
         budget: Budget,
         printer: ProgressPrinter,
+        began: float,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`ranks`: the processes that search together."""
+        """`began`: when the call began, on the monotonic clock; `ranks`: the processes that train
+        every network together.
+        """
         self.problem, self.settings, self.budget = problem, settings, budget
-        self.printer, self.ranks = printer, ranks
+        self.printer, self.ranks, self._began = printer, ranks, began
         self.device = ranks.device or parse_device(settings.device)
         self.optimizer, self.rates = choose_rates(
             settings.lr, settings.optimizer, problem.trace.topology
         )
-        middle = self.rates[len(self.rates) // 2]
         self.weight_decay = choose_weight_decay(settings.weight_decay, self.optimizer)
-        config = population_config(
-            self.optimizer, middle, self.weight_decay, settings.clip, settings.executor
-        )
-        self.builder = self._builder(problem.trace, config)
-        data = problem.data
+        data, inputs = problem.data, problem.trace.inputs
+        resident = isinstance(data.train, GrowPart)
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
         size = choose_batch_size(data.batch_size, samples)
-        self.batches, per_epoch = self._batches(size)
-        self.length = choose_length(settings.epochs, size, per_epoch)
-        self.val = Validation(
-            problem.packed(data.val).to(self.device),
-            data.val.targets.to(self.device),
-            VAL_BATCH,
-            problem.metric,
+        size = min(size, samples) if resident and samples is not None else size
+        self.full = choose_length(settings.epochs, size, _per_epoch(data.train, size))
+        self.task = Task(
+            inputs=inputs,
+            train=self._train_data(),
+            val=Samples.of(data.val, inputs).to(self.device),
+            loss=scalar_loss(problem.loss),
+            metric=problem.metric,
+            device=self.device,
+            amp=self._mixed_precision(),
         )
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
+        self.folder = Path()
+        self.networks = Networks(
+            Variant("", problem.trace, inputs.values(data.example().inputs), settings.seed),
+            budget,
+            self._scaled,
+            lambda number: weights_path(self.folder, number),
+        )
 
-    def _builder(self, trace: HostTrace, config: PopulationConfig) -> Builder:
-        settings, loss = self.settings, self.problem.loss
-        amp = settings.mixed_precision
-        return Builder(trace, config, loss, settings.seed, self.device, amp)
+    def _mixed_precision(self) -> bool:
+        """Whether networks train in bfloat16: on a GPU, unless the user says no."""
+        amp = self.settings.amp
+        return self.device.type == "cuda" if amp == "auto" else bool(amp)
 
-    def _batches(self, size: int) -> tuple[BatchSource, int | None]:
+    def _train_data(self) -> Samples | StreamReader:
         train, inputs = self.problem.data.train, self.problem.trace.inputs
         if isinstance(train, StreamSource):
-
-            def open_pass() -> Iterator[tuple[Tensor, Tensor]]:
-                return ((inputs.pack(x), y) for x, y in train.batches())
-
-            stream = StreamedBatches(open_pass, self.device, self.ranks.batch)
-            return stream, train.batches_per_epoch
-        packed, targets = self.problem.packed(train), train.targets
-        if packed.nbytes <= DATA_SHARE * free_bytes(self.device):
-            packed, targets = packed.to(self.device), targets.to(self.device)
-        batches = ResidentBatches(packed, targets, size, self.settings.seed, self.device)
-        return batches, batches.per_epoch
+            return StreamReader(train, inputs, self.settings.seed, self.device)
+        samples = Samples.of(train, inputs)
+        fits = samples.bytes <= DATA_SHARE * free_bytes(self.device)
+        return samples.to(self.device) if fits else samples
 
     # ---- before the search ----------------------------------------------------------------
 
-    def prepare(self, probe: bool = True) -> None:
-        """Measure sizes and speed, decide the settings of the search, and say what it costs.
+    def prepare(self) -> None:
+        """Measure the size of the model, and its speed if time is limited; decide the lengths."""
+        with self._explained():
+            self.networks.trial()
+            self.length, self.each = self.full, math.nan
+            if self.budget.minutes is not None:
+                self.each = self.ranks.measured(self._probe())
+                self.length = self._in_time(60.0 * self.budget.minutes)
+        size = self.networks.base.size(self.networks.base.bare)
+        self.limits = Limits.of(
+            self.budget, self.length.batches, self.length.batch_size, size.train_macs,
+            DEFAULT_HOST_RUNS,
+        )  # fmt: skip
+        self._announce()
 
-        `probe`: measure the speed, which a limit in minutes and the announced time need.
-        """
-        x, _ = self.batches.batch(0)
-        before = self.length
-        with explain_out_of_memory(self.device, 1, self.length.batch_size):
-            with explain_amp(self.settings.mixed_precision, self.problem.trace.name):
-                space = make_space(self.builder, x[0], self.budget)
-                probed = min(PROBE_MEMBERS, self._most_members(space))
-                self.probe = Probe(math.nan, probed)
-                if probe or self.budget.minutes is not None:
-                    found = measure_speed(self.builder, space, self.batches, probed)
-                    self.probe = Probe(self.ranks.measured(found.seconds), probed)
-            base = Variant("", self.builder, space, 1.0)
-            self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
-            self.full_length = before.batches
-            self.variants = [base, *self._widths(x[0], base)]
-            self.members = min(self._most_members(v.space) for v in self.variants)
-        self._announce(before)
+    def _recipe(self, length: Length) -> Recipe:
+        rate = self.rates[len(self.rates) // 2]
+        clip = self.settings.clip or 0.0
+        return Recipe(
+            self.optimizer, rate, self.weight_decay, clip, length.batch_size, length.batches
+        )
 
-    def _most_members(self, space: TopologySpace) -> int:
-        """Members that fit into the memory of every rank."""
-        return int(self.ranks.least(most_members(space, self.device, self.ranks.size)))
+    def _probe(self) -> float:
+        """Seconds of a batch of the model, after the first ones."""
+        base, seed = self.networks.base, self.settings.seed
+        job = Job(0, lambda: base.build(base.bare, seed), self._recipe(self.full), seed)
+        program = Program(job, self.task)
+        for _ in range(2):
+            program.run_eager()
+        began, count = time.monotonic(), 0
+        while count < 2 or time.monotonic() - began < PROBE_SECONDS:
+            program.run_eager()
+            count += 1
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # SYNC: before the search
+        return (time.monotonic() - began) / count
 
-    def _widths(self, sample: Tensor, base: Variant) -> list[Variant]:
-        """The model at other widths, as far as it can be scaled and the budget allows."""
-        wanted = self.settings.widths
-        if wanted == "auto":
-            if self._is_trained(base):
-                return []
-            most_cost = LARGEST_SHARE * (self.runs - 1.0)
-            return spread_widths(lambda factor: self._scaled(factor, sample, base), base, most_cost)
-        found = {base.space.costs.host_params: base}
-        for factor in wanted:
-            try:
-                made = self._scaled(factor, sample, base)
-            except EsperError as error:
-                raise EsperError(f"width {factor:g}: {error}") from error
-            found.setdefault(made.space.costs.host_params, made)
-        return list(found.values())[1:]
+    def _in_time(self, seconds: float) -> Length:
+        """The length of full runs for which there is time."""
+        left = 0.85 * (seconds - (time.monotonic() - self._began))
+        possible = left * self.trainer.speedup / (self.each * FULL_RUNS)
+        batches = max(1, int(possible))
+        if batches >= self.full.batches:
+            return self.full
+        # One run of the model in full comes first, as long as it takes less than a third.
+        alone = int(left / (3.0 * self.each))
+        return self.full.cut(max(1, min(self.full.batches, max(batches, min(alone, 3 * batches)))))
 
-    def _scaled(self, factor: float, sample: Tensor, base: Variant) -> Variant:
-        """The model at another width; raises if that cannot be made, or exceeds the budget."""
+    @property
+    def trainer(self) -> Trainer:
+        """Trains the runs."""
+        if not hasattr(self, "_trainer"):
+            seconds = math.inf if self.budget.minutes is None else 60.0 * self.budget.minutes
+            self._trainer = trainer_for(self.task, seconds, self.ranks)
+        return self._trainer
+
+    # ---- widths ---------------------------------------------------------------------------
+
+    def _scaled(self, factor: float) -> HostTrace:
         problem, settings = self.problem, self.settings
         example = problem.data.example().inputs
         trace = scaled_model(problem.model, example, factor, settings.output, settings.slots).host
-        if settings.blueprints is not None:
-            trace = limit_blueprints(trace, settings.blueprints)
-        # A narrow network may need another executor: torch cannot vmap a norm of one channel.
-        config = replace(self.builder.config, executor=settings.executor)
-        builder = self._builder(trace, config)
-        space = make_space(builder, sample, self.budget)
-        cost = space.training.host / max(1, base.space.training.host)
-        return Variant(width_name(factor), builder, space, cost)
+        return (
+            trace if settings.blueprints is None else limit_blueprints(trace, settings.blueprints)
+        )
 
-    def _is_trained(self, base: Variant) -> bool:
+    def _other_widths(self, search: Search) -> Sequence[Variant]:
+        """The model at other widths, as far as it can be scaled and the budget allows."""
+        wanted = self.settings.widths
+        if wanted != "auto":
+            return named_variants(self.networks, wanted)
+        if self._is_trained():
+            return []
+        most = LARGEST_SHARE * (self.limits.runs - 1.0)
+        in_time = search.clock.most_cost(search.table.rows[0], LARGEST_SHARE)
+        return spread_widths(self.networks, self.ranks.measured(min(most, in_time)))
+
+    def _is_trained(self) -> bool:
         """Whether the model was given with weights that already solve the problem in part."""
         if not isinstance(self.problem.model, nn.Module):
             return False
-        trainer = BracketTrainer(self.builder([0]), base.space, self.batches, 1, self.rates[:1])
-        score, metric = float(trainer.validate(self.val)[0][0]), self.problem.metric
+        base = self.networks.base
+        network = base.build(base.bare, self.settings.seed).to(self.device)
+        score, _, _ = self.task.judge(network)
+        metric = self.problem.metric
         gained = metric.merit(score - self.constant)
         return bool(gained > TRAINED * metric.merit(metric.best - self.constant))
 
-    def _announce(self, before: Length) -> None:
-        say, trace, data = self.printer.say, self.problem.trace, self.problem.data
-        for note in data.notes:
+    def _announce(self) -> None:
+        say, trace = self.printer.say, self.problem.trace
+        for note in self.problem.data.notes:
             say(note)
-        costs = self.variants[0].space.costs
-        others = ", ".join(variant.name for variant in self.variants[1:])
-        say(
-            f"{trace.name}: {costs.host_params:,} parameters, {costs.host_macs:,} MACs; "
-            f"{len(trace.slots)} {'place' if len(trace.slots) == 1 else 'places'} to grow "
-            f"({', '.join(trace.places.values())}), blueprints "
-            f"{', '.join(trace.blueprints)}; other widths: {others or 'none'}"
-        )
+        size = self.networks.base.size(self.networks.base.bare)
+        say(f"{trace.name}: {size.params:,} parameters, {size.macs:,} MACs")
         if trace.hooked:
-            say(
-                f"{trace.name} runs whole, by hooks, one network after the other, which is slower: "
-                f"torch.fx cannot trace it ({trace.hooked})"
-            )
+            say(f"{trace.name} runs whole, by hooks: torch.fx cannot trace it ({trace.hooked})")
         for path, reason in trace.untraced.items():
             say(f"{path} is kept whole: {reason}")
-        if before.batches != self.length.batches:
+        if self.full.batches != self.length.batches:
             say(
                 f"the time limit leaves room for training runs of {self.length.batches} batches "
-                f"instead of {before.batches}"
+                f"instead of {self.full.batches}"
             )
-        if self.members < FEW_MEMBERS:
-            say(
-                f"only {self.members} networks of this size fit into memory: they are trained a "
-                f"few at a time"
-            )
-        seconds = self.runs * self.length.batches * self.probe.seconds
+        runs = f", {self.limits.runs:.3g} in all" if math.isfinite(self.limits.runs) else ""
         say(
-            f"up to {self.members} networks at a time, {self.length.batches} batches of "
-            f"{self.length.batch_size} each; {self.runs:.3g} training runs of your model in all, "
-            f"about {duration(seconds)}"
+            f"a training run of your model is {self.length.batches:,} batches of "
+            f"{self.length.batch_size}{runs}"
         )
 
     # ---- the search -----------------------------------------------------------------------
@@ -245,71 +243,141 @@ class GrowRun:
 
         Of several ranks the first one writes.
         """
-        problem, printer = self.problem, self.printer
-        info = self._info(folder.path)
+        self.folder = folder.path
+        info, table = self._info(folder.path), Table()
         if resumed:
-            info = self._matching(folder.path, info)
-        else:
-            folder.write(GROW, info)
-        settings = SearchSettings(
-            length=info.length,
-            rates=info.rates,
-            most_members=info.most_members,
-            runs=info.runs,
-            seconds=float("inf") if self.budget.minutes is None else 60.0 * self.budget.minutes,
-            seed=self.settings.seed,
-            policy=self.settings.search_policy,
-        )
-        ranks = self.ranks
-        search = Search(
-            settings, self.variants, self.batches, self.val, self.constant, folder, printer, ranks
-        )
-        state = read_state(folder.path) if resumed else None
-        populations = {} if state is None else self._populations(folder.path, state)
-        with (
-            explain_out_of_memory(self.device, self.members, self.length.batch_size),
-            self._tracked(folder, info, state),
-        ):
-            complete = search.run(state, populations)
-        home = Path(ranks.text(str(folder.path)))  # before rank 0 is busy with files
-        files = files and ranks.first
-        result = make_result(problem, info, search, folder, complete, printer, files)
+            info, table = self._matching(folder.path, info), read_table(folder.path)
+            self.length = self.full.cut(info.length)
+            self.limits = replace(self.limits, length=info.length)
+        folder.write(GROW, info)
+        search = self._make_search(folder, table)
+        self._plan_widths(search, folder, info, resumed)
+        with self._explained(), self._tracked(folder, info, table):
+            try:
+                complete = search.run(table)
+            finally:
+                self.trainer.close()
+        info = self._with_variants(info)
+        home = Path(self.ranks.text(str(folder.path)))  # before rank 0 is busy with files
+        files = files and self.ranks.first
+        result = make_result(self.problem, info, search, folder, complete, self.printer, files)
         result.folder = home
         return result
 
+    def _make_search(self, folder: GrowFolder, table: Table) -> Search:
+        metric, settings = self.problem.metric, self.settings
+        longer = LONGER if settings.epochs == "auto" else 1
+        ladder = Ladder(
+            LadderSettings(
+                recipe=self._recipe(self.length),
+                rates=self.rates,
+                more_rates=settings.lr == "auto",
+                longer=longer * self.length.batches,
+                seed=settings.seed,
+                lower_is_better=not metric.higher_is_better,
+                worst=float(metric.merit(self.constant)),
+                best=float(metric.merit(metric.best)),
+                policy=settings.search_policy,
+            ),
+            self.networks,
+        )
+        minutes, data = self.budget.minutes, self.problem.data
+        limit = math.inf if minutes is None else 60.0 * minutes
+        share = len(data.test) / max(1, len(data.val))
+        size = self.networks.base.size(self.networks.base.bare)
+        unit = size.train_macs * self.length.batch_size / SPEED.get(self.device.type, SPEED["cpu"])
+        clock = Clock(self.ranks.now, self._began, limit, table.seconds, share, unit)
+        if math.isfinite(self.each):
+            clock.learn_speed(ladder.sized(ladder.first()), self.each)
+        return Search(ladder, self.trainer, folder, self.printer, self.limits, clock, self.ranks)
+
+    def _plan_widths(
+        self, search: Search, folder: GrowFolder, info: GrowInfo, resumed: bool
+    ) -> None:
+        """Make other widths when the search asks for them; those of a resumed run at once."""
+        if resumed and len(info.variants) > 1:
+            self.networks.variants.extend(
+                named_variants(self.networks, named_widths(info.variants))
+            )
+            return
+
+        def others() -> Sequence[Variant]:
+            found = self._other_widths(search)
+            names = ", ".join(variant.name for variant in found)
+            self.printer.say(f"other widths: {names or 'none'}")
+            self.networks.variants.extend(found)
+            folder.write(GROW, self._with_variants(info))
+            return ()
+
+        self.networks.others = others
+
+    def _with_variants(self, info: GrowInfo) -> GrowInfo:
+        variants = self.networks.variants
+        return replace(
+            info,
+            variants=tuple(variant.name for variant in variants),
+            variant_places=tuple(variant.places for variant in variants),
+        )
+
     @contextlib.contextmanager
-    def _tracked(
-        self, folder: GrowFolder, info: GrowInfo, state: SearchState | None
-    ) -> Iterator[None]:
-        """Pass the stages that end inside the block to trackers."""
+    def _tracked(self, folder: GrowFolder, info: GrowInfo, table: Table) -> Iterator[None]:
+        """Pass the rungs that end inside the block to trackers."""
         settings = to_json(info)
         assert isinstance(settings, dict)
-        done = 0 if state is None else stages_done(state)
         names, path = self.printer.trackers if self.ranks.first else (), folder.path
-        with track_run(names, path, path.name, settings, done) as tracking:
+        with track_run(names, path, path.name, settings, table.rungs) as tracking:
             self.printer.tracking = tracking
             yield
 
-    def _populations(self, path: Path, state: SearchState) -> Mapping[int, Population]:
-        """Load the members of the bracket under way, by variant."""
-        if not state.members:
-            return {}
-        self.printer.say(f"resuming at bracket {state.bracket + 1}, batch {state.batch}")
-        held = path / population_name(state)
-        loss = self.problem.loss.loss
-        # A save names the executor, but for 'sharded', which a run may be resumed with or without.
-        wanted = self.settings.executor
-        executor = wanted if wanted == "sharded" else None
-        return {
-            host: Population.load(
-                held / str(host), self.variants[host].trace.factory, self.device, executor, loss
-            )
-            for host in sorted({state.candidates[number].host for number in state.members})
-        }
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Convert what torch raises for want of memory, or of bfloat16, into one line."""
+        try:
+            yield
+        except (RuntimeError, TypeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                raise EsperError(
+                    f"out of memory on {self.device} with batches of {self.full.batch_size}: lower "
+                    f"batch_size, or give a smaller model"
+                ) from error
+            if not self.task.amp or isinstance(error, EsperError):
+                raise
+            reason = str(error).strip().splitlines()[0]
+            raise EsperError(
+                f"amp={self.settings.amp}: {self.problem.trace.name} does not train in bfloat16 "
+                f"({reason}); use amp=False"
+            ) from error
+
+    def refit(self, record: NetworkRecord, samples: GrowPart) -> nn.Module:
+        """A plain network like one of the result, trained in the same way on other samples.
+
+        Its own initial weights, its recipe, as many epochs.
+        """
+        part = samples if samples.weights is None else samples.with_weighted_targets()
+        data = Samples.of(part, self.task.inputs).to(self.device)
+        recipe = record.recipe
+        batch_size = min(recipe.batch_size, len(data))
+        before = _per_epoch(self.problem.data.train, recipe.batch_size)
+        share = 1.0 if before is None else (len(data) // batch_size) / before
+        recipe = replace(
+            recipe, batch_size=batch_size, batches=max(1, round(share * recipe.batches))
+        )
+        names = [variant.name for variant in self.networks.variants]
+        variant = self.networks.variants[names.index(record.variant)]
+        job = Job(0, lambda: variant.build(record.topology, self.settings.seed), recipe,
+                  self.settings.seed)  # fmt: skip
+        trainer = EagerTrainer(replace(self.task, train=data))
+        (outcome,) = trainer.train(iter([job]), lambda _: False)
+        network = variant.build(record.topology, self.settings.seed)
+        carry_weights(network, outcome.weights)
+        return finished_model(network)
+
+    # ---- the record -----------------------------------------------------------------------
 
     def _info(self, path: Path) -> GrowInfo:
-        problem, space, settings = self.problem, self.variants[0].space, self.settings
-        trace = problem.trace
+        problem, settings, trace = self.problem, self.settings, self.problem.trace
+        base = self.networks.base
+        size = base.size(base.bare)
         return GrowInfo(
             schema=run_files.GROW_SCHEMA,
             name=path.name,
@@ -322,73 +390,93 @@ class GrowRun:
             metric=problem.metric.name,
             topology=trace.topology,
             slots=trace.slots,
-            places=_places(self.variants[0]),
-            variants=tuple(variant.name for variant in self.variants),
-            variant_places=tuple(_places(variant) for variant in self.variants),
-            blueprints=trace.blueprints,
-            host_params=space.costs.host_params,
-            host_macs=space.costs.host_macs,
+            places=base.places,
+            variants=("",),
+            variant_places=(base.places,),
+            blueprints=tuple(settings.blueprints or ()),
+            host_params=size.params,
+            host_macs=size.macs,
             batch_size=self.length.batch_size,
             epochs=self.length.epochs,
             length=self.length.batches,
             optimizer=self.optimizer,
             rates=self.rates,
-            most_members=self.members,
-            runs=self.runs,
+            runs=self.limits.runs,
             seed=settings.seed,
             device=str(self.device),
             budget=self.budget,
             versions=versions(),
-            train_macs=space.training.host,
+            train_macs=size.train_macs,
             constant_score=self.constant,
-            amp=settings.mixed_precision,
+            amp=self.task.amp,
             output=json.dumps(settings.output),
             weight_decay=self.weight_decay,
             clip=settings.clip or 0.0,
-            full_length=self.full_length,
+            full_length=self.full.batches,
             higher_is_better=problem.metric.higher_is_better,
+            settings=self._other_settings(),
         )
+
+    def _other_settings(self) -> tuple[tuple[str, str], ...]:
+        """What changes results besides, by name; a resume compares it."""
+        settings, model = self.settings, self.problem.model
+        weights = "" if not isinstance(model, nn.Module) else _digest(model.state_dict())
+        classes = settings.class_weights
+        given = {
+            "starting weights": weights,
+            "class weights": "" if classes is None else str(torch.as_tensor(classes).tolist()),
+            "label smoothing": f"{settings.label_smoothing:g}",
+            "epochs": str(settings.epochs),
+            "policy": settings.search_policy,
+        }
+        return tuple(given.items())
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:
-        """The settings of a run to resume; raises if model, data or loss are others."""
+        """The settings of a run to resume; raises if anything that changes results is another."""
         before = read_info(path)
-        names = (
-            "fingerprint",
-            "architecture",
-            "loss",
-            "metric",
-            "places",
-            "variants",
-            "seed",
-            "amp",
-            "weight_decay",
-            "clip",
-        )
-        for what in names:
-            old, new = getattr(before, what), getattr(now, what)
-            if old is not None and old != new:
-                words = {
-                    "fingerprint": "data",
-                    "architecture": "model",
-                    "variants": "widths",
-                    "weight_decay": "weight decay",
-                }
+        words = {
+            "fingerprint": "data",
+            "architecture": "model",
+            "loss": "loss",
+            "metric": "metric",
+            "places": "places",
+            "seed": "seed",
+            "amp": "amp",
+            "optimizer": "optimizer",
+            "rates": "learning rates",
+            "weight_decay": "weight decay",
+            "clip": "clip",
+            "batch_size": "batch size",
+            "full_length": "length of a run",
+            "blueprints": "blueprints",
+        }
+        pairs = [(text, getattr(before, name), getattr(now, name)) for name, text in words.items()]
+        asked = self.settings.widths
+        if asked != "auto" and named_widths(before.variants) and len(before.variants) > 1:
+            pairs.append(("widths", sorted(named_widths(before.variants)), sorted(asked)))
+        later = dict(now.settings)
+        pairs += [(name, old, later.get(name)) for name, old in before.settings]
+        for text, old, new in pairs:
+            if old != new:
                 raise EsperError(
-                    f"resume {path}: it was started with other {words.get(what, what)} "
-                    f"({str(old)[:40]}, now {str(new)[:40]}); give the same, or start a new run"
+                    f"resume {path}: it was started with other {text} ({str(old)[:40]}, now "
+                    f"{str(new)[:40]}); give the same, or start a new run"
                 )
-        return before
+        return replace(before, budget=now.budget, runs=now.runs)
 
 
-def _places(variant: Variant) -> tuple[str, ...]:
-    trace = variant.trace
-    return tuple(trace.places[slot] for slot in trace.slots)
+def _per_epoch(train: GrowPart | StreamSource, size: int) -> int | None:
+    """Batches of an epoch; None: unknown."""
+    if isinstance(train, StreamSource):
+        return train.batches_per_epoch
+    return len(train) // min(size, len(train))
 
 
-def duration(seconds: float) -> str:
-    """A duration for people.
-
-    >>> duration(40), duration(400)
-    ('40 s', '7 min')
-    """
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+def _digest(state: dict[str, Tensor]) -> str:
+    """SHA-256 of the weights of a model."""
+    found = hashlib.sha256()
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            found.update(name.encode())
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from esper.growing.data import StreamChoice
-from esper.growing.search import SearchPolicy
-from esper.leyline.compute import ExecutorName
+from esper.growing.ladder import Policy
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.seeds import require_seed
 
-POLICIES: Final = ("auto", *get_args(SearchPolicy))
+POLICIES: Final = ("auto", *get_args(Policy))
+EXECUTORS: Final = ("auto", "sharded")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,13 +41,15 @@ class GrowSettings:
     class_weights: Sequence[float] | Tensor | None = None
     label_smoothing: float = 0.0
     device: str | torch.device = "auto"
-    executor: ExecutorName = "auto"
+    executor: str = "auto"
     amp: bool | Literal["auto"] = "auto"
     clip: float | None = 1.0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise unknown_name("policy", self.policy, POLICIES)
+        if self.executor not in EXECUTORS:
+            raise unknown_name("executor", self.executor, EXECUTORS)
         require_seed(self.seed, "seed")
         if not isinstance(self.amp, bool) and self.amp != "auto":
             raise EsperError(f"amp={shown(self.amp)}: give True, False, or 'auto'")
@@ -81,14 +83,9 @@ class GrowSettings:
             )
 
     @property
-    def mixed_precision(self) -> bool:
-        """Whether networks are trained in bfloat16; `auto`: no, until it is shown to be faster."""
-        return self.amp is True
-
-    @property
-    def search_policy(self) -> SearchPolicy:
+    def search_policy(self) -> Policy:
         """The policy, decided."""
-        return "asha" if self.policy == "asha" else "halving"
+        return "random" if self.policy == "random" else "ladder"
 
 
 def _is_positive(value: object) -> bool:

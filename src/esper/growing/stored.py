@@ -1,24 +1,30 @@
 """Networks in a run folder.
 
-networks/0018/          weights of the member (`MorphogeneticModel.load`)
-networks/0018-plain/    the network the user gets, with its description (`plain_saves`)
+networks/0018.safetensors   weights of the run
+networks/0018-plain/        the network the user gets, with its description (`plain_saves`)
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from torch import nn
+from torch import Tensor, nn
 
-from esper.growing.folder import NETWORKS, GrowInfo
+from esper.growing.folder import NETWORKS, GrowInfo, weights_path
 from esper.growing.widths import named_widths
-from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.plain_saves import load_plain, plain_example
-from esper.kasmina.tracing import HostTrace, plain_model, scaled_model, trace_model
+from esper.kasmina.tracing import (
+    HostTrace,
+    carry_weights,
+    finished_model,
+    planted_model,
+    scaled_model,
+    trace_model,
+)
 from esper.leyline.errors import EsperError, shown
 
 _WAYS: Final = "; or give your model: GrowResult.load(folder, model=...), --model FILE.py:NAME"
@@ -41,13 +47,30 @@ class StoredNetworks:
     trust: bool = False
     """Whether `.pt2` files may be read, which can run code."""
 
-    def load(self, number: int, variant: str) -> nn.Module:
-        """Return a network, in eval mode; `variant`: width of its host."""
+    def load(self, number: int, variant: str, topology: Sequence[str]) -> nn.Module:
+        """Return a network, in eval mode; `variant`: its width; `topology`: its seeds."""
         if self.model is None:
             return load_plain(plain_path(self.run, number), self.trust, _WAYS)
         trace = self._trace(self.model, variant, self.example(number))
-        member = MorphogeneticModel.load(self.run / NETWORKS / f"{number:04d}", trace.factory)
-        return plain_model(trace, member)
+        if len(topology) != len(trace.slots):
+            raise EsperError(
+                f"{self.run}: network {number} has {len(topology)} places for seeds, your model "
+                f"has {len(trace.slots)}; give the model of the run"
+            )
+        seeds = {slot: name for slot, name in zip(trace.slots, topology, strict=True) if name}
+        network = planted_model(trace, seeds, 0)
+        carry_weights(network, self._weights(number))
+        return finished_model(network)
+
+    def _weights(self, number: int) -> dict[str, Tensor]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        path = weights_path(self.run, number)
+        try:
+            return load_file(str(path))
+        except (SafetensorError, OSError) as error:
+            raise EsperError(f"{path}: no weights that can be read ({error})") from error
 
     def example(self, number: int) -> Any:
         """One sample of its inputs, as a batch of one."""
@@ -64,5 +87,5 @@ class StoredNetworks:
         except (KeyError, ValueError):
             raise EsperError(f"{self.run}: no width {shown(variant)}, or no output") from None
         if not factors:
-            return trace_model(model, example, slots, output)
-        return scaled_model(model, example, factors[0], output, slots).host
+            return trace_model(model, example, slots or 8, output, needs_slots=False)
+        return scaled_model(model, example, factors[0], output, slots or 8).host

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
-from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
@@ -89,13 +88,12 @@ class Grow:
     """Loss by name, or FILE.py:NAME."""
     metric: str = "auto"
     """Metric by name, or FILE.py:NAME."""
-    amp: bool = False
-    """Train in bfloat16 by autocast."""
+    amp: bool | Literal["auto"] = "auto"
+    """Train in bfloat16 by autocast; auto: on a GPU."""
     device: str = "auto"
     """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
-    executor: ExecutorName = "auto"
-    """vmap computes all networks at once, loop one after the other, sharded like loop with every
-    network cut over the ranks of a torchrun job; auto takes vmap where it works."""
+    executor: Literal["auto", "sharded"] = "auto"
+    """sharded: every network is cut over the ranks of a torchrun job."""
     folder: Path = Path("runs")
     """Folder in which the run folder is made."""
     name: str | None = None

@@ -22,8 +22,9 @@ class Job:
     recipe: Recipe
     seed: int
     """Names its random streams: order of the samples, dropout."""
-    checkpoint: Path
-    """File of its state under way: continued from there if it exists, removed by the caller."""
+    checkpoint: Path | None = None
+    """File of its state under way: continued from there if it exists, removed by the caller. None:
+    it is not saved on the way."""
 
 
 @dataclass(frozen=True, slots=True)

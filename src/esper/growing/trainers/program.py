@@ -57,7 +57,7 @@ class Program:
         self.curve: list[tuple[int, float]] = []
         self.draws = Generators(job.seed, task.device)
         self._every = max(1, job.recipe.batches // POINTS)
-        if job.checkpoint.exists():
+        if job.checkpoint is not None and job.checkpoint.exists():
             self.load(job.checkpoint)
 
     @property
@@ -147,6 +147,8 @@ class Program:
         """Write everything that a continued run needs, atomically."""
         from safetensors.torch import save
 
+        if self.job.checkpoint is None:
+            return
         tensors = {f"network.{n}": v for n, v in _named_state(self.network).items()}
         for place, param in enumerate(self.params):
             for name, value in self.optimizer.state.get(param, {}).items():

@@ -13,7 +13,7 @@ from esper.karn.views.audit_records import read_audit_rows, read_audit_setup
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import (
     Entries,
-    listed,
+    entries,
     objects,
     read_entries,
     real,
@@ -68,28 +68,35 @@ def read_curves(run: Path) -> tuple[NetworkCurve, ...]:
 def _searched(run: Path) -> tuple[NetworkCurve, ...]:
     if not (run / f.SEARCH).exists():
         return ()
-    info, state = read_entries(run / f.GROW), read_entries(run / f.SEARCH)
+    info, search = read_entries(run / f.GROW), read_entries(run / f.SEARCH)
+    groups: dict[tuple[object, ...], list[Entries]] = defaultdict(list)
+    for row in objects(search, "rows"):
+        recipe = entries(row, "recipe")
+        key = whole(row, "variant"), texts(row, "topology"), real(recipe, "lr"), row.get("start")
+        groups[key].append(row)
     variants, length = texts(info, "variants"), real(info, "length")
-    return tuple(_candidate(one, variants, length) for one in objects(state, "candidates"))
+    return tuple(_network(rows, variants, length) for rows in groups.values())
 
 
-def _candidate(one: Entries, variants: tuple[str, ...], length: float) -> NetworkCurve:
-    host, parent = whole(one, "host") or 0, whole(one, "parent")
-    pairs = [pair for pair in listed(one, "curve") if isinstance(pair, list) and len(pair) == 2]
-    points = [{"batch": batch, "score": score} for batch, score in pairs]
+def _network(rows: list[Entries], variants: tuple[str, ...], length: float) -> NetworkCurve:
+    """The runs of one network at one rate: its score by the length of the run."""
+    rows.sort(key=lambda row: whole(row, "trained") or 0)
+    last = rows[-1]
+    variant, parent = whole(last, "variant") or 0, whole(last, "parent")
+    ended = [row for row in rows if text(row, "status") != "planned"]
     return NetworkCurve(
-        label=str(whole(one, "number")),
-        topology=texts(one, "topology"),
-        variant=variants[host] if host < len(variants) else str(host),
-        origin=text(one, "origin"),
+        label=str(whole(last, "number")),
+        topology=texts(last, "topology"),
+        variant=variants[variant] if variant < len(variants) else str(variant),
+        origin=text(last, "origin"),
         parent="" if parent is None else str(parent),
-        learning_rate=real(one, "rate"),
-        params=whole(one, "params") or 0,
-        macs=whole(one, "macs") or 0,
-        finished=one.get("finished") is True,
+        learning_rate=real(entries(last, "recipe"), "lr"),
+        params=whole(last, "params") or 0,
+        macs=whole(last, "macs") or 0,
+        finished=text(last, "status") == "finished" and real(last, "trained") >= length,
         points=tuple(
-            CurvePoint(real(point, "batch") / length, real(point, "score"), math.nan, math.nan)
-            for point in points
+            CurvePoint(real(row, "trained") / length, real(row, "score"), math.nan, math.nan)
+            for row in ended
         ),
     )
 

@@ -67,10 +67,10 @@ def _grown(run: Path) -> list[FrontierPoint]:
     host, pick = entries(result, "host"), real(result, "pick")
     judged = {real(one, "number"): one for one in (*objects(result, "networks"), host)}
     front = {real(one, "number") for one in objects(result, "networks")}
-    static = {real(one, "number"): one for one in objects(result, "static")}
+    others = {real(one, "number"): one for one in objects(result, "others")}
     return [
         _network(one, number in front, number == real(host, "number"), number == pick)
-        for number, one in (static | judged).items()
+        for number, one in (others | judged).items()
     ]
 
 

@@ -239,7 +239,9 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
     info = read_entries(path / f.GROW, f.GROW_SCHEMA)
     result = read_entries(path / f.RESULT) if (path / f.RESULT).exists() else {}
     search = read_entries(path / f.SEARCH) if (path / f.SEARCH).exists() else {}
-    spent = real(search, "compute") / real(info, "length")
+    spent = sum(real(row, "cost") * real(row, "trained") for row in objects(search, "rows")) / real(
+        info, "length"
+    )
     host = entries(result, "host")
     networks = [*objects(result, "networks"), host]
     pick = next((one for one in networks if one.get("number") == result.get("pick")), {})
