@@ -478,5 +478,7 @@ def _digest(state: dict[str, Tensor]) -> str:
     for name, value in state.items():
         if isinstance(value, Tensor):
             found.update(name.encode())
-            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            found.update(
+                value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            )
     return found.hexdigest()

@@ -72,8 +72,8 @@ def count_macs(module: nn.Module, x: Tensor) -> int:
 def count_training_macs(network: nn.Module, run: Callable[[], Tensor]) -> tuple[int, int]:
     """Return the multiply-accumulates of a forward pass, and of that with its backward pass.
 
-    `run`: calls the network with one sample. Modules run in eval mode, so that norms accept one sample and
-    no buffer changes; gradients are dropped, modes put back.
+    `run`: calls the network with one sample. Modules run in eval mode, so that norms accept one
+    sample and no buffer changes; gradients are dropped, modes put back.
     """
     modes = {part: part.training for part in network.modules()}
     network.eval()
@@ -83,7 +83,7 @@ def count_training_macs(network: nn.Module, run: Callable[[], Tensor]) -> tuple[
             forward = int(counter.get_total_flops()) // 2
             if out.requires_grad:
                 # The counter's hooks do not support torch.autograd.grad.
-                out.float().square().sum().backward()
+                out.float().square().sum().backward()  # type: ignore[no-untyped-call]
     finally:
         for part, mode in modes.items():
             part.training = mode

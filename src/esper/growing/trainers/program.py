@@ -228,5 +228,4 @@ class Generators:
 
 def _host_state() -> tuple[object, ...]:
     """State of Python's and numpy's generators."""
-    _, words, *rest = np.random.get_state()
-    return random.getstate(), words.tobytes(), tuple(rest)
+    return random.getstate(), str(np.random.get_state(legacy=False))

@@ -65,9 +65,7 @@ def _judged(shot: RunShot) -> list[_Point]:
 def _in_training(shot: RunShot) -> list[_Point]:
     """Last validation score of each network that is being searched."""
     found = [
-        _Point(
-            one.params, one.points[-1].score, "host" if one.origin in ("host", "given") else "other"
-        )
+        _Point(one.params, one.points[-1].score, "host" if one.origin == "given" else "other")
         for one in shot.curves
         if one.points
     ]
