@@ -3,10 +3,10 @@
 Every run is a complete one with a schedule of its own, so nothing is ranked half way, and the best
 so far is always a finished network. The first run is the user's model, in full. Then come rungs:
 
-    1   the model at other rates, its other widths at one or two; a ninth of the length
+    1   the model and its other widths at several rates; a ninth of the length
     2   the better third of these, neighbours of the best, seeds; a third of the length
-    3   the networks of the frontier and the model itself, in full
-    4.. neighbours of the frontier in full, or the frontier three times as long, where length pays
+    3   the model at its best rate, the better third, neighbours of the best, in full
+    4.. the frontier three times as long, where length pays, or more neighbours in full
 
 Proposals depend on runs that have ended alone, so that the same runs lead to the same proposals.
 """
@@ -29,7 +29,7 @@ from esper.leyline.streams import stream_seed
 
 Policy = Literal["ladder", "random"]
 """`random`: networks, rates and lengths drawn at random, to compare with."""
-SHARES: Final = {1: 0.2, 2: 0.35}
+SHARES: Final = {1: 0.2, 2: 0.35, 3: 0.5}
 """Share of what is left of the budget that a rung may spend; later ones: all of it."""
 DIVISORS: Final = {1: 9, 2: 3}
 """Length of a full run over that of a rung's; later ones: 1."""
@@ -150,7 +150,8 @@ class Ladder:
         if rung == 2:
             return chain(self._survivors(rung, rows), self._neighbours(rung, rows, generator))
         if rung == 3:
-            return chain(self._control(rung, rows), self._survivors(rung, rows))
+            near = self._neighbours(rung, rows, generator)
+            return chain(self._control(rung, rows), self._survivors(rung, rows), near)
         longer = self._longer(rung, rows)
         near = self._neighbours(rung, rows, generator)
         return chain(self._unfinished(rung, rows), longer, near)
@@ -167,8 +168,8 @@ class Ladder:
             yield self._row(rung, 0, 0, networks.base.bare, replace(recipe, lr=rate), "given")
         others = range(1, len(networks.variants))
         order = sorted(others, key=lambda v: abs(math.log(self._relative(v))))
-        upper = [rate for rate in settings.rates if rate > settings.recipe.lr]
-        for rate in (settings.recipe.lr, *upper[:1]):
+        middle = settings.recipe.lr
+        for rate in sorted(settings.rates, key=lambda rate: (rate != middle, -rate)):
             for variant in order:
                 bare = networks.variants[variant].bare
                 yield self._row(rung, 0, variant, bare, replace(recipe, lr=rate), "width")
