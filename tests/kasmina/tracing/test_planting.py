@@ -29,7 +29,14 @@ from esper.leyline.errors import EsperError
 from hooked_models import HOOKED
 from user_models import CASES as TRACED
 
+QUICK = {
+    "sequential", "conv1d", "tabular", "encoder", "two_inputs", "tied", "unused", "frozen",
+    "functional_dropout", "channels_last", "hooked_mlp",
+}  # fmt: skip
 CASES: dict[str, Any] = {**TRACED, **{f"hooked_{name}": case for name, case in HOOKED.items()}}
+
+NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CASES]
+KINDS = ("sequential", "conv1d", "tabular", "encoder", "hooked_mlp")
 
 
 @cache
@@ -75,7 +82,7 @@ def seeds_for(trace: HostTrace, turn: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", NAMES)
 def test_without_seeds_it_computes_and_learns_what_the_model_does(name):
     model, example, trace = traced(name)
     for training in (False, True):
@@ -98,8 +105,10 @@ def test_without_seeds_it_computes_and_learns_what_the_model_does(name):
         assert count_parameters(ours) == count_parameters(theirs)
 
 
-@pytest.mark.parametrize("turn", range(3))
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "turn", [0, *(pytest.param(turn, marks=[pytest.mark.slow]) for turn in range(1, 8))]
+)
+@pytest.mark.parametrize("name", NAMES)
 def test_with_seeds_it_computes_what_a_member_does_and_finishes_as_its_plain_model(name, turn):
     _, example, trace = traced(name)
     seeds = seeds_for(trace, turn)
@@ -142,3 +151,207 @@ def test_with_seeds_it_computes_what_a_member_does_and_finishes_as_its_plain_mod
         type(part).__module__.split(".")[0] for part in plain.modules()
     }
     assert {id(p) for p in network.parameters()}.isdisjoint(id(p) for p in finished.parameters())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_silent_seed_changes_nothing_and_all_of_it_learns_in_two_steps(name):
+    """For every blueprint: the child of a trained network, with one seed more."""
+    _, example, trace = traced(name)
+    first, other = trace.slots[:2] if len(trace.slots) > 1 else (trace.slots[0], None)
+    parent = planted_model(trace, {other: fitting_blueprints(trace)[other][0]} if other else {}, 1)
+    stir(parent)
+    with torch.no_grad():
+        expected = call(CASES[name], parent.eval(), example)
+    for kind in fitting_blueprints(trace)[first]:
+        seeds = {first: kind} | ({other: fitting_blueprints(trace)[other][0]} if other else {})
+        child = planted_model(trace, seeds, 2)
+        stir(child)
+        carry_weights(child, parent.state_dict())
+        silence(child, first)
+        with torch.no_grad():
+            assert torch.equal(call(CASES[name], child.eval(), example), expected), kind
+        child.train()
+        optimiser = torch.optim.SGD(child.parameters(), lr=0.01)
+        learnt = set()
+        for _ in range(2):
+            optimiser.zero_grad()
+            call(CASES[name], child, example).square().sum().backward()
+            optimiser.step()
+            learnt |= {
+                n for n, p in child.named_parameters() if p.grad is not None and p.grad.any()
+            }
+        own = {n for n, p in child.named_parameters() if n.startswith(f"seeds.{first}.")}
+        assert own, kind
+        # Biases and scales in front of a norm have no gradient at all.
+        assert {n for n in own if "weight" in n or "gamma" in n} <= learnt, kind
+
+
+def test_weights_of_a_network_with_another_seed_or_one_less_are_carried():
+    trace = traced("sequential")[2]
+    parent = planted_model(trace, {"r0c0": "conv_light"}, 1)
+    stir(parent)
+    bare = planted_model(trace, {}, 2)
+    carry_weights(bare, parent.state_dict())
+    other = planted_model(trace, {"r0c0": "norm", "r0c1": "conv_light"}, 2)
+    born = {n: t.clone() for n, t in other.state_dict().items() if n.startswith("seeds.")}
+    carry_weights(other, parent.state_dict())
+    for network in (bare, other):
+        for name, value in network.state_dict().items():
+            expected = born[name] if name.startswith("seeds.") else parent.state_dict()[name]
+            assert torch.equal(value, expected), name
+    with pytest.raises(EsperError, match=r"weights of another network: 0.weight is missing, not"):
+        carry_weights(bare, {})
+
+
+def test_host_weights_depend_on_the_key_alone_and_seeds_on_slot_and_blueprint():
+    trace = trace_model(TRACED["sequential"].build, TRACED["sequential"].example(4))
+    state = torch.get_rng_state()
+    bare, again = planted_model(trace, {}, 4).state_dict(), planted_model(trace, {}, 5).state_dict()
+    one = planted_model(trace, {"r0c0": "conv_light"}, 4).state_dict()
+    two = planted_model(trace, {"r0c0": "conv_light", "r0c1": "conv_light"}, 4).state_dict()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(bare["0.weight"], again["0.weight"])
+    assert all(torch.equal(one[name], value) for name, value in bare.items())
+    assert all(torch.equal(two[name], value) for name, value in one.items())
+    small = two["seeds.r0c1.delta.conv.weight"][:8, :8]
+    assert not torch.equal(one["seeds.r0c0.delta.conv.weight"], small)
+
+
+def test_a_twin_starts_with_the_weights_of_its_host():
+    trace = traced("tabular")[2]
+    slot = next(slot for slot, names in fitting_blueprints(trace).items() if "twin" in names)
+    network = planted_model(trace, {slot: "twin"}, 4)
+    copies = {
+        n.partition("segment.")[2]: p for n, p in network.named_parameters() if "segment" in n
+    }
+    host = dict(network.named_parameters())
+    assert copies
+    assert any(torch.equal(value, host[name]) for name, value in copies.items())
+    assert all(value is not host[name] for name, value in copies.items())
+
+
+@pytest.mark.parametrize("name", ["sequential", "conv1d", "tabular", "two_inputs", "unused"])
+def test_a_rebuilt_network_trains_bit_for_bit_the_same(name):
+    _, example, trace = traced(name)
+    network = planted_model(trace, seeds_for(trace, 1), 4)
+    record, values = describe(network)
+    again = rebuild(record, values, "a test").train()
+    losses = []
+    for one in (network, again):
+        optimiser = torch.optim.AdamW(one.parameters(), lr=0.01)
+        losses.append([])
+        for _ in range(3):
+            optimiser.zero_grad()
+            loss = call(CASES[name], one, example).square().sum()
+            loss.backward()
+            optimiser.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 3
+    state = network.state_dict()
+    assert all(torch.equal(state[path], value) for path, value in again.state_dict().items())
+    finished, other = finished_model(network), finished_model(again)
+    assert count_parameters(finished) == count_parameters(other)
+
+
+class FrozenNorm(nn.Sequential):
+    """Its norm stays in eval mode, whatever is asked for."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def frozen_norm() -> nn.Module:
+    return FrozenNorm(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(4, 4, 3),
+        nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(3),
+    )  # fmt: skip
+
+
+def test_parts_that_the_users_train_keeps_in_eval_mode_stay_there():
+    x = torch.randn(4, 3, 8, 8)
+    model = frozen_norm()
+    model(x)
+    trace = trace_model(model, x)
+    network = planted_model(trace, {"r0c0": "norm"}, 1)
+    for one in (network, copy.deepcopy(network), network.eval().train()):
+        modes = {path: part.training for path, part in one.named_modules()}
+        assert [path for path, mode in modes.items() if not mode] == ["1"]
+    before = (
+        network.get_buffer("1.running_mean").clone(),
+        network.get_buffer("5.running_mean").clone(),
+    )
+    network(x)
+    assert torch.equal(network.get_buffer("1.running_mean"), before[0])
+    assert not torch.equal(network.get_buffer("5.running_mean"), before[1])
+    with pytest.raises(EsperError, match=r"its train\(\) keeps 1 in eval mode"):
+        describe(network)
+    describe(finished_model(network))
+
+
+def test_dropout_is_kept_while_it_trains():
+    x = torch.randn(4, 6)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    network = planted_model(trace_model(model, x), {"r0c0": "norm"}, 1)
+    with forked_rng(3):
+        expected = model(x)
+    with forked_rng(3):
+        silence(network, "r0c0")
+        torch.testing.assert_close(network(x), expected)
+    assert not torch.equal(network(x), network(x))
+
+
+def test_fitting_blueprints_are_those_of_a_population():
+    for name in KINDS:
+        trace = traced(name)[2]
+        population = Population(trace.factory, trace.slots, trace.blueprints, 1)
+        fits = population.network.fits_SK
+        for slot, slot_id in enumerate(trace.slots):
+            expected = [n for k, n in enumerate(trace.blueprints) if fits[slot, k]]
+            assert list(fitting_blueprints(trace)[slot_id]) == expected
+
+
+class Stubborn(nn.Module):
+    """One layer; or control flow on the data, writes over the input, auxiliary outputs."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.branches, self.layer = branches, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+        out = self.layer(x.mul_(2.0) if self.branches else x)
+        if self.branches and out.sum() > 0:
+            out = 2 * out
+        return (out, x.sum()) if self.training and self.branches else out
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_model_without_a_place_for_a_seed_trains_as_it_is(branches):
+    x, model = torch.randn(8, 6), Stubborn(branches)
+    with pytest.raises(EsperError, match="Stubborn"):
+        trace_model(model, x)
+    with pytest.raises(EsperError, match=r"slots=0"):
+        trace_model(model, x, slots=0)
+    for slots in (0, 8):
+        trace = trace_model(model, x, slots, needs_slots=False)
+        assert (trace.slots, trace.blueprints, bool(trace.hooked)) == ((), (), branches)
+        network = planted_model(trace, {}, 1)
+        with torch.no_grad():
+            kept, out = x.clone(), model.train()(x.clone())
+            assert torch.equal(network(x), out[0] if branches else out)
+            assert torch.equal(x, kept), "the data are the trainer's"
+            assert torch.equal(finished_model(network)(x.clone()), model.eval()(x.clone()))
+    with pytest.raises(EsperError, match="nowhere"):
+        trace_model(model, x, ["nowhere"], needs_slots=False)
+
+
+def test_wrong_seeds_are_refused_in_one_line():
+    trace = traced("sequential")[2]
+    with pytest.raises(EsperError, match=r"unknown slot 'r9c9'"):
+        planted_model(trace, {"r9c9": "norm"}, 1)
+    with pytest.raises(EsperError, match=r"unknown blueprint 'nrom'.*norm"):
+        planted_model(trace, {"r0c0": "nrom"}, 1)
+    with pytest.raises(EsperError, match=r"unknown slot 'r0c1'"):
+        silence(planted_model(trace, {"r0c0": "norm"}, 1), "r0c1")

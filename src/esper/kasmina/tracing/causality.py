@@ -19,7 +19,7 @@ from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.tracer import BATCHES
 from esper.leyline.protocols import HostProtocol
 
-MOST_CUTS: Final = 16
+MOST_CUTS: Final = 4
 """Positions at which sequences are cut, at most."""
 CHANGED: Final = 1e-5
 """Relative difference of outputs that counts."""

@@ -446,41 +446,37 @@ def _check_same(
 ) -> None:
     """Raise unless the chain equals the model in eval and in training mode."""
     name, values = type(base).__name__, inputs.batch(example, BATCHES[1])
-    for mode in (False, True):
-        same = _computes_same(base, plan, inputs, values, output, mode)
-        if not same and mode:
-            # Parts that the output does not depend on, such as auxiliary heads, are not in the
-            # chain, and the random numbers of their dropout are not drawn.
-            quiet = _without_dropout(base)
-            same = _computes_same(quiet, plan, inputs, values, output, mode)
-        if not same:
-            kind = "training" if mode else "eval"
-            raise UntraceableError(
-                f"{name} computes something else in {kind} mode than its trace: something in its "
-                f"forward depends on more than its inputs and tensors",
-                f"its trace computes something else in {kind} mode",
-            )
+    differs = _differing_mode(base, plan, inputs, values, output)
+    if differs == "training":
+        # Parts that the output does not depend on, such as auxiliary heads, are not in the chain,
+        # and the random numbers of their dropout are not drawn.
+        differs = _differing_mode(_without_dropout(base), plan, inputs, values, output)
+    if differs:
+        raise UntraceableError(
+            f"{name} computes something else in {differs} mode than its trace: something in its "
+            f"forward depends on more than its inputs and tensors",
+            f"its trace computes something else in {differs} mode",
+        )
 
 
-def _computes_same(
-    base: nn.Module,
-    plan: SegmentPlan,
-    inputs: Inputs,
-    values: list[Tensor],
-    output: Any,
-    training: bool,
-) -> bool:
-    """Whether the chain equals the model in a mode, with the same random numbers."""
-    model = copy.deepcopy(base).train(training)
-    chain = TracedHost(copy.deepcopy(base), plan).train(training)
-    with torch.no_grad():
-        with kept_random_state(), user_code(f"{type(base).__name__} fails on the example"):
-            expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
-        with kept_random_state():
-            found = chain(inputs.pack(values))
-    return found.shape == expected.shape and torch.allclose(
-        found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
-    )
+def _differing_mode(
+    base: nn.Module, plan: SegmentPlan, inputs: Inputs, values: list[Tensor], output: Any
+) -> str:
+    """Return the mode in which chain and model differ, with the same random numbers, or ""."""
+    model, chain = copy.deepcopy(base), TracedHost(copy.deepcopy(base), plan)
+    for mode in ("eval", "training"):
+        model.train(mode == "training")
+        chain.train(mode == "training")
+        with torch.no_grad():
+            with kept_random_state(), user_code(f"{type(base).__name__} fails on the example"):
+                expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
+            with kept_random_state():
+                found = chain(inputs.pack(values))
+        if found.shape != expected.shape or not torch.allclose(
+            found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
+        ):
+            return mode
+    return ""
 
 
 def _without_dropout(base: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
@@ -69,7 +70,7 @@ _ANCHORS = ((*_ALWAYS, INPUT, EXTRA), (*_ALWAYS, INPUT), _ALWAYS)
 """What fixes widths, tried in order: too much fixed costs freedom, too little does not run."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ScaledModel:
     """The user's model at another width."""
 
@@ -81,8 +82,14 @@ class ScaledModel:
     """Of one model; equal numbers for two factors mean that they round to one network."""
     widths: dict[int, int]
     """Old inner width -> new one."""
-    host: HostTrace
-    """Its trace, for a population of it."""
+    trace: Callable[[], HostTrace]
+    """Traces it."""
+
+    @cached_property
+    def host(self) -> HostTrace:
+        """Its trace; made when first asked for."""
+        with _without_fast_path():
+            return self.trace()
 
 
 @dataclass(slots=True, eq=False)
@@ -124,18 +131,22 @@ def scaled_model(
     factor: float,
     output: str | int | None = None,
     slots: int | Sequence[str] = 8,
+    needs_slots: bool = True,
 ) -> ScaledModel:
     """Return the user's model with all inner widths multiplied by `factor`, rounded.
 
     Sizes of the raw inputs and of the output stay, and so do frozen layers. The given model is not
-    changed; weights are drawn anew, as the given ones were (`initial_weights`). `output` and
-    `slots` are those of `trace_model`. Raises `EsperError` with the reason if it is not possible.
+    changed; weights are drawn anew, as the given ones were (`initial_weights`). `output`, `slots`
+    and `needs_slots` are those of `trace_model`. Raises `EsperError` with the reason if it is not
+    possible.
     """
     if not 0 < factor < float("inf"):
         raise EsperError(f"factor={factor}: must be positive and finite")
     with kept_random_state(), _without_fast_path():
         is_instance = isinstance(model, nn.Module)
-        return _Scaling(factory_of(model), is_instance, example, factor, output).run(slots)
+        return _Scaling(factory_of(model), is_instance, example, factor, output).run(
+            slots, needs_slots
+        )
 
 
 class _Scaling:
@@ -149,12 +160,13 @@ class _Scaling:
         factor: float,
         output: str | int | None,
     ) -> None:
-        self._factory, self._example = factory, example
+        self._factory = factory
         self._factor, self._output = factor, output
         self._base = build(factory, 0, "model").cpu()
         check_parameters(self._base)
         self._name = type(self._base).__name__
         self._inputs = Inputs.of(self._base, example)
+        self._example = self._inputs.few(example, _SAMPLES)
         self._values = self._inputs.batch(example, _SAMPLES)
         with user_code(f"{self._name} fails on the example"), forked_rng(0):
             copied = copy.deepcopy(self._base).eval()
@@ -169,7 +181,7 @@ class _Scaling:
         matrices = [name for name, is_matrix in self._sources.tensors.items() if is_matrix]
         return Initialisation([self._base, *others], matrices, keep=not is_instance)
 
-    def run(self, slots: int | Sequence[str]) -> ScaledModel:
+    def run(self, slots: int | Sequence[str], needs_slots: bool) -> ScaledModel:
         failures: list[Exception] = []
         tried: list[Any] = []
         for anchors in _ANCHORS:
@@ -190,9 +202,11 @@ class _Scaling:
                         raise
                     failures.append(error)
                 else:
-                    host = trace_model(factory, self._example, slots, self._output)
                     achieved = sum(rule.table[width] for width in widths) / sum(widths)
-                    return ScaledModel(factory, achieved, parameters, rule.table, host)
+                    trace = partial(
+                        trace_model, factory, self._example, slots, self._output, needs_slots
+                    )
+                    return ScaledModel(factory, achieved, parameters, rule.table, trace)
         if not failures:
             raise EsperError(
                 f"{self._name} has no inner width to scale: all belong to its inputs or its output"
