@@ -386,6 +386,13 @@ class GraphCall(fx.Interpreter):
         return made
 
 
+class TrainingFlag(nn.Module):
+    """Returns whether the module it is installed in is in training mode."""
+
+    def forward(self) -> bool:
+        return self.training
+
+
 class KeepsModes(fx.GraphModule):
     """A graph some of whose layers stay in eval mode when it is trained, as in the user's model."""
 

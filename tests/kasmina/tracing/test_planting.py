@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
@@ -301,6 +302,39 @@ def test_dropout_is_kept_while_it_trains():
         silence(network, "r0c0")
         torch.testing.assert_close(network(x), expected)
     assert not torch.equal(network(x), network(x))
+
+
+class Mixing(nn.Module):
+    """Attention as it is often written; the dropout of its trace must follow the mode."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.project, self.rate = nn.Linear(8, 24), rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, dim=-1)
+        rate = self.rate if self.training else 0
+        return x + F.scaled_dot_product_attention(q, k, v, dropout_p=rate)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_a_module_whose_mode_changes_a_rate_alone_is_part_of_the_graph(rate):
+    x = torch.randn(4, 5, 8)
+    model = nn.Sequential(nn.Linear(8, 8), Mixing(rate), Mixing(rate), nn.Linear(8, 3))
+    trace = trace_model(model, x)
+    assert list(trace.untraced) == ["1", "2"]
+    network = planted_model(trace, {}, 1)
+    again = rebuild(*describe(network), "a test")
+    for one in (network, again, planted_model(trace, {}, 1)):
+        assert [n for n, _ in one.named_parameters()] == [n for n, _ in model.named_parameters()]
+        for training in (True, False):
+            with torch.no_grad(), forked_rng(3):
+                expected = model.train(training)(x)
+            with torch.no_grad(), forked_rng(3):
+                assert torch.equal(one.train(training)(x), expected)
+    finished = finished_model(network)
+    assert finished.meta["untraced"] == ()
+    assert all(type(part).__module__.startswith("torch.") for part in finished.modules())
 
 
 def test_fitting_blueprints_are_those_of_a_population():

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.kasmina.plain_graph import TrainingFlag
+
 _POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2
 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp
@@ -139,5 +141,5 @@ Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d Zer
 """
 LAYERS: Final[Mapping[str, type[nn.Module]]] = {
     name: getattr(nn, name) for name in _LAYERS.split() if hasattr(nn, name)
-}
-"""Layers that may be built, by name."""
+} | {"TrainingFlag": TrainingFlag}
+"""Layers that may be built, by name; the last one is ours, of networks that still train."""

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from esper.device.rng import forked_rng
+from esper.kasmina.plain_graph import TrainingFlag
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.tracer import (
     BATCHES,
@@ -20,7 +21,6 @@ from esper.kasmina.tracing.tracer import (
     Level,
     ModeError,
     ModelTracer,
-    TrainingFlag,
     UntraceableError,
 )
 from esper.leyline.errors import EsperError

@@ -56,6 +56,9 @@ class SegmentPlan:
         self.unused: tuple[str, ...] = ()
         """Names of parameters and buffers that no segment uses."""
         self.find_causal: Callable[[], bool] = lambda: True
+        self.opened: dict[str, fx.Graph | None] = {}
+        """Path of a module kept whole -> its graph, if the mode changes numbers only; filled when
+        they are needed (`planting`)."""
 
     @cached_property
     def causal(self) -> bool:

@@ -25,12 +25,21 @@ from torch.utils import _pytree as pytree
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry, HostSegment
 from esper.kasmina.host_checks import as_host
 from esper.kasmina.initialisation import build
-from esper.kasmina.plain_graph import Added, KeepsModes, LeafTracer, converted, set_tracer
+from esper.kasmina.plain_graph import (
+    Added,
+    KeepsModes,
+    LeafTracer,
+    TrainingFlag,
+    converted,
+    set_tracer,
+)
 from esper.kasmina.seed_places import build_seed, find_sources, misfit
 from esper.kasmina.tracing.hook_plain import pick_hook, seed_hook
 from esper.kasmina.tracing.hooks import HookedHost, OutputKey
 from esper.kasmina.tracing.host import HostTrace, TracedHost
+from esper.kasmina.tracing.mode_graphs import mode_graph
 from esper.kasmina.tracing.plain import take_raw_inputs
+from esper.kasmina.tracing.tracer import FLAG
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, is_slot_id
 from esper.leyline.streams import stream_seed
@@ -150,14 +159,15 @@ def _as_graph(
     """Join the graphs of the segments and of the seeds."""
     model, plan = host.model, host.plan
     folder = _add_seeds(model, seeds)
+    opened = _opened_modules(trace, host)
     graph = fx.Graph()
     value: Any = graph.placeholder("x")
     for position, part in enumerate(plan.graphs):
-        value = _append(graph, part, value, "")
+        value = _append(graph, part, value, "", opened)
         for spec in plan.specs:
             if spec.position == position and spec.slot_id in seeds:
                 seed = seeds[spec.slot_id].graph
-                value = _append(graph, seed, value, f"{folder}.{spec.slot_id}.")
+                value = _append(graph, seed, value, f"{folder}.{spec.slot_id}.", {})
     graph.output(value)
     take_raw_inputs(graph, trace.inputs)
     for name in trace.trainable:
@@ -171,22 +181,59 @@ def _as_graph(
     set_tracer(graph)
     network = _with_modes(model, graph, f"Plain{trace.name}")
     network.meta[LAST] = {slot: seed.meta[LAST] for slot, seed in seeds.items()}
-    network.meta["untraced"] = tuple(trace.untraced)
+    network.meta["untraced"] = tuple(path for path in trace.untraced if path not in opened)
     return network
 
 
-def _append(graph: fx.Graph, part: fx.Graph, value: Any, prefix: str) -> Any:
-    """Add the nodes of a graph that takes one value; return its output."""
-    made: dict[fx.Node, Any] = {}
+def _opened_modules(trace: HostTrace, host: TracedHost) -> dict[str, fx.Graph]:
+    """Return graphs of modules that the trace kept whole, as far as they have one, by path."""
+    found = host.plan.opened
+    calls: dict[str, list[fx.Node]] = {}
+    for part in host.plan.graphs:
+        for node in part.nodes:
+            if node.op == "call_module" and node.target in trace.untraced:
+                calls.setdefault(str(node.target), []).append(node)
+    for path, nodes in calls.items():
+        if path not in found:
+            module = host.model.get_submodule(path)
+            found[path] = mode_graph(module, nodes, trace.untraced[path])
+    opened = {path: graph for path, graph in found.items() if graph is not None}
+    for path in opened:
+        host.model.get_submodule(path).add_module(FLAG, TrainingFlag())
+    return opened
+
+
+def _append(
+    graph: fx.Graph, part: fx.Graph, value: Any, prefix: str, opened: Mapping[str, fx.Graph]
+) -> Any:
+    """Add the nodes of a graph that takes one value; return its output.
+
+    `opened`: graphs to put in the place of modules.
+    """
+    made: dict[fx.Node, Any] = {node: value for node in part.nodes if node.op == "placeholder"}
+    return _copy_nodes(graph, part, made, prefix, opened)
+
+
+def _copy_nodes(
+    graph: fx.Graph,
+    part: fx.Graph,
+    made: dict[fx.Node, Any],
+    prefix: str,
+    opened: Mapping[str, fx.Graph],
+) -> Any:
     for node in part.nodes:
-        if node.op == "placeholder":
-            made[node] = value
-        elif node.op == "output":
+        path = f"{prefix}{node.target}"
+        if node.op == "output":
             return fx.node.map_arg(node.args[0], lambda n: made[n])
-        else:
+        if node.op == "call_module" and path in opened:
+            inner = opened[path]
+            names = [n for n in inner.nodes if n.op == "placeholder"]
+            inside = {n: made[arg] for n, arg in zip(names, node.all_input_nodes, strict=True)}
+            made[node] = _copy_nodes(graph, inner, inside, f"{path}.", {})
+        elif node.op != "placeholder":
             copied = made[node] = graph.node_copy(node, lambda n: made[n])
             if node.op in ("call_module", "get_attr"):
-                copied.target = f"{prefix}{node.target}"
+                copied.target = path
     raise AssertionError("a graph has an output")
 
 

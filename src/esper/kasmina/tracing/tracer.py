@@ -26,7 +26,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import TraceError
 
-from esper.kasmina.plain_graph import LeafTracer
+from esper.kasmina.plain_graph import LeafTracer, TrainingFlag
 from esper.kasmina.tracing.inputs import Inputs
 from esper.leyline.errors import EsperError
 
@@ -45,6 +45,10 @@ class UntraceableError(EsperError):
         self.reason = reason
 
 
+MODE_FLOW: Final = "control flow on self.training"
+"""Why a module is kept whole that runs other code in training than in eval mode."""
+
+
 class ModeError(TraceError):
     """Control flow on the training mode."""
 
@@ -58,13 +62,6 @@ class Level(IntEnum):
     """Parameters, buffers, constants, training mode: a later segment can compute it again."""
     DATA = 2
     """The input, or random numbers: must be passed on."""
-
-
-class TrainingFlag(nn.Module):
-    """Returns whether the module it is installed in is in training mode."""
-
-    def forward(self) -> bool:
-        return self.training
 
 
 _ACCESSORS: Final = frozenset({"size", "dim", "ndimension", "numel", "nelement", "get_device"})
@@ -154,7 +151,7 @@ class ModelTracer(LeafTracer):
         """Return the graph; constants and training flags are added to `root`."""
         self.ends.clear()
         self.untraced.clear()
-        before = _random_state()
+        before = random_state()
         try:
             with _patched_training(self), _patched_isinstance(), torch.no_grad():
                 graph = super().trace(root, concrete_args)
@@ -162,7 +159,7 @@ class ModelTracer(LeafTracer):
             for names in self._counting:
                 del names["len"]
             self._counting.clear()
-        if _random_state() != before:
+        if random_state() != before:
             raise UntraceableError(
                 f"{type(root).__name__}.forward draws random numbers that a trace would freeze: "
                 f"move the lines that draw them into a module of their own",
@@ -229,7 +226,7 @@ class ModelTracer(LeafTracer):
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["values"][index])
         given = [n.meta["values"][index] for n in node.all_input_nodes]
         versions = [_version(value) for value in given]
-        state, self._evaluating = _random_state(), True
+        state, self._evaluating = random_state(), True
         try:
             out = _call(self.root, node, args, kwargs)  # attributes are tensors meanwhile
         finally:
@@ -264,7 +261,7 @@ class ModelTracer(LeafTracer):
         if node.target == FLAG and self._mode is not None:
             return convert(self._mode)
         if str(node.target).rpartition(".")[2] == FLAG:
-            raise ModeError("control flow on self.training")
+            raise ModeError(MODE_FLOW)
         if node.meta["level"] != Level.SHAPE and not is_size:
             raise TraceError(f"control flow on a value of the data ({_described(node)})")
         found = [convert(value) for value in values]
@@ -306,9 +303,9 @@ class ModelTracer(LeafTracer):
         self._replace_len(type(m).forward)
         if type(m) is nn.TransformerEncoder:
             forward = _EncoderCall(m)
-        nodes, depth, before = len(self.graph.nodes), len(self.module_stack), _random_state()
+        nodes, depth, before = len(self.graph.nodes), len(self.module_stack), random_state()
         out = super().call_module(m, forward, args, kwargs)
-        if _random_state() != before:
+        if random_state() != before:
             _restore_random(before)
             self._undo(nodes, depth)
             self.untraced[path] = "it draws random numbers in Python"
@@ -442,14 +439,15 @@ def _described(node: fx.Node) -> str:
     return str(name) if source is node else f"{name} of {source.name}"
 
 
-def _random_state() -> tuple[bytes, tuple[Any, ...], object]:
+def random_state() -> tuple[bytes, tuple[Any, ...], object]:
+    """State of the generators of torch (on the CPU), numpy and Python."""
     kind, words, *rest = np.random.get_state()
     numpy_state = (kind, np.asarray(words).tobytes(), *rest)
     return torch.get_rng_state().numpy().tobytes(), numpy_state, random.getstate()
 
 
 def _restore_random(state: tuple[bytes, tuple[Any, ...], object]) -> None:
-    if state == _random_state():
+    if state == random_state():
         return
     words, numpy_state, python_state = state
     torch.set_rng_state(torch.frombuffer(bytearray(words), dtype=torch.uint8))
@@ -461,7 +459,7 @@ def _restore_random(state: tuple[bytes, tuple[Any, ...], object]) -> None:
 @contextlib.contextmanager
 def kept_random_state() -> Iterator[None]:
     """Restore the generators of torch (on the CPU), numpy and Python after the block."""
-    state = _random_state()
+    state = random_state()
     try:
         yield
     finally:
