@@ -46,6 +46,13 @@ class Ranks:
         All ranks call it at the same point.
         """
 
+    def stop(self, mine: bool) -> bool:
+        """Agree on the time, and on stopping: True on all ranks if one has to, or is told to.
+
+        All ranks call it at the same point; unlike `agree` it raises nothing.
+        """
+        return mine
+
     def measured(self, value: float) -> float:
         """A number as rank 0 has measured it."""
         return value
@@ -97,13 +104,20 @@ class ShardRanks(Ranks):
 
     def agree(self) -> None:
         """Agree on the time, and on stopping."""
-        mine = [float(self._stopping), time.monotonic() if self.first else 0.0]
-        both = torch.tensor(mine, dtype=torch.float64, device=self.device)
+        if self.stop(False):
+            raise KeyboardInterrupt
+
+    def stop(self, mine: bool) -> bool:
+        """Agree on the time, and on stopping."""
+        flag = float(mine or self._stopping)
+        both = [flag, time.monotonic() if self.first else 0.0]
         # SYNC: between chunks of batches
-        stopping, self._now = self.shards.add_(both).tolist()
+        stopping, self._now = self.shards.add_(
+            torch.tensor(both, dtype=torch.float64, device=self.device)
+        ).tolist()
         if stopping:
             self._stopping = False
-            raise KeyboardInterrupt
+        return bool(stopping)
 
     def measured(self, value: float) -> float:
         """A number as rank 0 has measured it."""

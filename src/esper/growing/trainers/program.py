@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,9 +47,9 @@ class Program:
     def __init__(self, job: Job, task: Task) -> None:
         self.job, self.task = job, task
         self.recipe, self.device = job.recipe, task.device
-        self.network = job.build().to(task.device)
-        self.params = [p for p in self.network.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.network, job.recipe, task.device)
+        self.network = self.place()
+        self.params = [p for p in self.optimised.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(self.optimised, job.recipe, task.device)
         self.batches = task.batches(job.recipe.batch_size, job.seed)
         self.trained = 0
         self.seconds = 0.0
@@ -57,8 +57,16 @@ class Program:
         self.curve: list[tuple[int, float]] = []
         self.draws = Generators(job.seed, task.device)
         self._every = max(1, job.recipe.batches // POINTS)
-        if job.checkpoint is not None and job.checkpoint.exists():
-            self.load(job.checkpoint)
+        self.resume()
+
+    def place(self) -> nn.Module:
+        """Build the network where it is trained."""
+        return self.job.build().to(self.device)
+
+    @property
+    def optimised(self) -> nn.Module:
+        """Whose parameters the optimiser changes."""
+        return self.network
 
     @property
     def done(self) -> bool:
@@ -95,7 +103,7 @@ class Program:
 
     def update(self, values: list[Tensor], targets: Tensor) -> Tensor:
         """Forward, backward, clipping, optimiser; returns the loss, detached."""
-        with self._precision():
+        with self.precision():
             outputs = self.task.outputs(self.network, values)
         loss = self.task.loss(outputs.float(), targets)
         self.optimizer.zero_grad(set_to_none=True)
@@ -106,7 +114,8 @@ class Program:
         return loss.detach()
 
     @contextlib.contextmanager
-    def _precision(self) -> Iterator[None]:
+    def precision(self) -> Iterator[None]:
+        """Compute in the precision of the task inside the block."""
         if not self.task.amp:
             yield
             return
@@ -127,7 +136,6 @@ class Program:
         began = time.monotonic()
         score, loss, finite = self.task.judge(self.network)
         judging = time.monotonic() - began
-        weights = {name: value.detach().cpu() for name, value in self.network.state_dict().items()}
         return Outcome(
             number=self.job.number,
             trained=self.trained,
@@ -138,39 +146,44 @@ class Program:
             seconds=self.seconds,
             judging=judging,
             how=how,
-            weights=weights,
+            weights=self.weights(),
         )
+
+    def weights(self) -> dict[str, Tensor]:
+        """Its state dict, on the CPU."""
+        return {name: value.detach().cpu() for name, value in self.network.state_dict().items()}
 
     # ---- checkpoints ----------------------------------------------------------------------
 
+    def resume(self) -> None:
+        """Continue from its checkpoint, if there is one."""
+        path = self.job.checkpoint
+        if path is not None and path.exists():
+            self.load(path)
+
     def save(self) -> None:
         """Write everything that a continued run needs, atomically."""
-        from safetensors.torch import save
-
         if self.job.checkpoint is None:
             return
-        tensors = {f"network.{n}": v for n, v in _named_state(self.network).items()}
+        tensors = {f"network.{n}": self.whole(v, v) for n, v in self.held().items()}
         for place, param in enumerate(self.params):
             for name, value in self.optimizer.state.get(param, {}).items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer.{place}.{name}"] = value
+                    tensors[f"optimizer.{place}.{name}"] = self.whole(value, param)
         curve = torch.tensor(self.curve, dtype=torch.float64).reshape(-1, 2)
         tensors["curve"] = curve
         tensors["position"] = torch.tensor([self.trained, self.seconds], dtype=torch.float64)
-        whole = {n: v.detach().cpu().clone().contiguous() for n, v in tensors.items()}
-        write_atomic(self.job.checkpoint, save(whole))
+        self.write(self.job.checkpoint, tensors)
 
     def load(self, path: Path) -> None:
         """Continue from a checkpoint of the same run."""
         from safetensors import SafetensorError
-        from safetensors.torch import load_file
 
         try:
-            tensors = load_file(str(path))
-            own = _named_state(self.network)
+            tensors = self.read(path)
             with torch.no_grad():
-                for name, value in own.items():
-                    value.copy_(tensors[f"network.{name}"])
+                for name, value in self.held().items():
+                    value.copy_(self.part(tensors[f"network.{name}"], value))
             trained, self.seconds = tensors["position"].tolist()
             curve = tensors["curve"].tolist()
         except (SafetensorError, KeyError, RuntimeError, ValueError, OSError) as error:
@@ -179,20 +192,41 @@ class Program:
                 f"file, and the run is trained from its start"
             ) from error
         self.trained, self.curve = int(trained), [(int(at), loss) for at, loss in curve]
+        steps_on_cpu = self.device.type == "cpu"
         for place, param in enumerate(self.params):
             prefix = f"optimizer.{place}."
-            held = {n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)}
-            if held:
-                steps_on_cpu = self.device.type == "cpu"
+            names = [n.removeprefix(prefix) for n in tensors if n.startswith(prefix)]
+            if names:
                 self.optimizer.state[param] = {
-                    n: v if n == "step" and steps_on_cpu else v.to(self.device)
-                    for n, v in held.items()
+                    n: tensors[prefix + n]
+                    if n == "step" and steps_on_cpu
+                    else self.part(tensors[prefix + n], param)
+                    for n in names
                 }
 
+    def held(self) -> dict[str, Tensor]:
+        """Parameters and buffers by name, tied ones once; buffers that are not saved included."""
+        return dict((*self.network.named_parameters(), *self.network.named_buffers()))
 
-def _named_state(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, tied ones once; buffers that are not saved included."""
-    return dict((*network.named_parameters(), *network.named_buffers()))
+    def whole(self, value: Tensor, of: Tensor) -> Tensor:
+        """A value as it is saved; `of`: the parameter or buffer that it belongs to."""
+        return value.detach().cpu().clone().contiguous()
+
+    def part(self, whole: Tensor, of: Tensor) -> Tensor:
+        """What this process holds of a saved value."""
+        return whole.to(self.device)
+
+    def write(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        """Write a checkpoint."""
+        from safetensors.torch import save
+
+        write_atomic(path, save(tensors))
+
+    def read(self, path: Path) -> Mapping[str, Tensor]:
+        """The tensors of a checkpoint."""
+        from safetensors.torch import load_file
+
+        return load_file(str(path))
 
 
 class Generators:
@@ -203,17 +237,17 @@ class Generators:
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = stream_seed(seed, "run", "draws")
-        self._torch = [torch.default_generator]
+        self.torch = [torch.default_generator]
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
-            self._torch.append(torch.cuda.default_generators[index])
+            self.torch.append(torch.cuda.default_generators[index])
         self.host_draws: bool | None = None
         """Whether it draws from Python's or numpy's generators; None: not known yet."""
 
     def begin(self, number: int) -> None:
         """Seed them for a batch."""
         seed = (self._seed + number * GOLDEN) % 2**63
-        for generator in self._torch:
+        for generator in self.torch:
             generator.manual_seed(seed)
         if self.host_draws is not False:
             random.seed(seed)
