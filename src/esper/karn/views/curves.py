@@ -1,4 +1,4 @@
-"""Scores of single networks by length of training: of a search (`grow`), of an audit's topologies."""
+"""Scores of networks by length of training: those of a search (`grow`), an audit's topologies."""
 
 from __future__ import annotations
 

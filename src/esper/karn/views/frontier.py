@@ -32,7 +32,7 @@ class FrontierPoint:
     variant: str
     """Width of the host, as `x0.5`; empty: as given."""
     origin: str
-    """`given`, `width`, `seeds` from the start, `grown`, `pruned` (grow); `host`, `planted` (audit)."""
+    """`given`, `width`, `seeds`, `grown`, `pruned` (grow); `host`, `planted` (audit)."""
     params: int
     macs: int
     score: Estimate
