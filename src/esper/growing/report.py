@@ -71,7 +71,7 @@ def page(result: GrowResult) -> str:
         _opening(result, name),
         _section("Frontier", *frontier_parts(result)),
         _section("What was grown", *_growth(result)),
-        _section("Learning curves", *_curves(result)),
+        _section("Score by length of the run", *_curves(result)),
         _section("Cost", *_cost(result)),
         _section("Use it", *_usage(result)),
         _section("Settings", _pairs("Settings of the run", settings_of(result.info))),
@@ -160,7 +160,7 @@ def _row(network: NetworkRecord, result: GrowResult) -> tuple[str, ...]:
         f"{network.params:,}",
         f"{network.macs:,}",
         f"{network.runs:.2f}",
-        f"{network.recipe.lr:g}",
+        f"{network.recipe.lr:.3g}",
         _seeds(network, result.info),
     )
 
@@ -194,7 +194,7 @@ def _growth(result: GrowResult) -> list[Markup]:
 
 
 def _curves(result: GrowResult) -> list[Markup]:
-    """Score by length of training, from the table of runs."""
+    """Score by length of the run, from the table of runs."""
     try:
         every = score_by_length(read_table(result.folder), result.info)
     except EsperError as error:
@@ -212,13 +212,13 @@ def _curves(result: GrowResult) -> list[Markup]:
         (
             str(one.number),
             f"{one.params:,}",
-            f"{one.rate:g}",
+            f"{one.rate:.3g}",
             ", ".join(f"{batch:,}: {_score(score)}" for batch, score in one.points) or "-",
             one.described,
         )
         for one in some
     ]
-    head = ("network", "parameters", "learning rate", "score by batches", "seeds")
+    head = ("best run", "parameters", "learning rate", "score by batches", "seeds")
     held = table("Networks of the search", head, rows, (0, 1, 2))
     return [
         tag("figure", curve_plot(curves, result.info.metric), tag("figcaption", note)),
@@ -231,7 +231,7 @@ class _Line:
     """One network at one rate, trained for several lengths."""
 
     number: int
-    """Of its longest run."""
+    """Of its best run."""
     params: int
     rate: float
     described: str
@@ -250,14 +250,13 @@ def score_by_length(runs: Table, info: GrowInfo) -> list[_Line]:
     lines = []
     for rows in groups.values():
         rows.sort(key=lambda row: row.trained)
-        last = rows[-1]
-        pairs = zip(last.topology, info.variant_places[last.variant], strict=True)
+        best = max(rows, key=lambda row: row.merit)
+        pairs = zip(best.topology, info.variant_places[best.variant], strict=True)
         seeds = [f"{name} {place}" for name, place in pairs if name]
-        width = [f"{info.variants[last.variant]} as wide"] if last.variant else []
+        width = [f"{info.variants[best.variant]} as wide"] if best.variant else []
         points = tuple((row.trained, row.score) for row in rows if row.trained)
         described = ", ".join((*width, *seeds)) or "none"
-        merit = max(row.merit for row in rows)
-        lines.append(_Line(last.number, last.params, last.recipe.lr, described, points, merit))
+        lines.append(_Line(best.number, best.params, best.recipe.lr, described, points, best.merit))
     return lines
 
 

@@ -10,7 +10,7 @@ from esper.growing.folder import GrowInfo
 
 def settings_of(info: GrowInfo) -> list[tuple[str, str]]:
     """(name, value) of each setting."""
-    rates = ", ".join(f"{rate:g}" for rate in info.rates)
+    rates = ", ".join(f"{rate:.3g}" for rate in info.rates)
     places = [f"{slot} {place}" for slot, place in zip(info.slots, info.places, strict=True)]
     full_run = f"{info.length:,} batches of {info.batch_size} ({info.epochs:g} epochs)"
     decay = f", weight decay {info.weight_decay:g}"

@@ -125,7 +125,7 @@ def _grow_row(run: RunSummary) -> list[str]:
     return [
         run.name,
         run.state.value,
-        f"{run.done:.1f}/{run.total:g}" if run.total else "-",
+        f"{run.done:.1f}/{run.total:g}{' min' * (run.unit == 'minutes')}" if run.total else "-",
         *map(_score, (run.score, run.host_score)),
         "-" if run.params is None else f"{run.params:,}",
         run.created or "-",

@@ -65,7 +65,8 @@ def show_grow_run(path: Path, as_json: bool) -> None:
         say(json.dumps(document, indent=2))
         return
     if result is None:
-        say(f"{found.state.value}: {found.done:.2f} of {info.runs:.3g} host runs, no result yet")
+        of = "" if found.total is None else f" of {found.total:.3g}"
+        say(f"{found.state.value}: {found.done:.2f}{of} {found.unit}, no result yet")
         say(f"\nrun folder: {path}")
     else:
         say(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -38,8 +38,13 @@ WORDS: Final = {
 }  # fmt: skip
 
 
-def frontier_plot(dots: Sequence[Dot], score_title: str, named: bool = False) -> Markup:
-    """Score against parameters with intervals; a line joins those that no smaller one beats."""
+def frontier_plot(
+    dots: Sequence[Dot], score_title: str, named: bool = False, words: Mapping[str, str] = WORDS
+) -> Markup:
+    """Score against parameters with intervals; a line joins those that no smaller one beats.
+
+    `words`: what the kinds of dots are called.
+    """
     known = [dot for dot in dots if math.isfinite(dot.score.value) and dot.params > 0]
     if not known:
         return nothing("no network has a score yet")
@@ -53,7 +58,7 @@ def frontier_plot(dots: Sequence[Dot], score_title: str, named: bool = False) ->
     return canvas(
         f"{score_title} against parameters of {len(known)} networks; the table has the values",
         HEIGHT,
-        _legend(kinds),
+        _legend([(kind, words[kind]) for kind in kinds]),
         x_axis(x, x.ticks(), TOP, BOTTOM, "parameters (log)"),
         y_axis(y, LEFT, RIGHT, score_title),
         tag("polyline", points=line, class_="front path", stroke_width=1.4),
@@ -116,9 +121,9 @@ def _overlap(one: _Box, other: _Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _legend(kinds: Sequence[str]) -> Markup:
+def _legend(kinds: Sequence[tuple[str, str]]) -> Markup:
     parts, at = [], LEFT
-    for kind in kinds:
-        parts += [mark(kind, at + 8, 18), tag("text", WORDS[kind], x=at + 22, y=22.0)]
-        at += 48 + 7.0 * len(WORDS[kind])
+    for kind, said in kinds:
+        parts += [mark(kind, at + 8, 18), tag("text", said, x=at + 22, y=22.0)]
+        at += 48 + 7.0 * len(said)
     return markup(*parts)

@@ -304,6 +304,8 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
 def networks(run: Path) -> Section:
     """Frontier of networks or topologies."""
     found = views.read_frontier(run)
+    host = "your model" if views.kind_of(run) is views.RunKind.GROW else "the bare host"
+    words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others"}
     dots = [Dot(_seeds(one), one.params, one.score, _kind(one)) for one in found]
     head = ("network", "test (interval)", "validation", "parameters", "MACs", "seeds")
     rows = [
@@ -312,7 +314,7 @@ def networks(run: Path) -> Section:
         for one in found
     ]  # fmt: skip
     return "Frontier", [
-        picture(frontier_plot(dots, "test score"),
+        picture(frontier_plot(dots, "test score", words=words),
                 "Test score against size; the line joins those that no smaller one beats."),
         as_table("Networks", head, rows, range(1, 5)),
     ]  # fmt: skip
@@ -323,34 +325,33 @@ def _kind(one: views.FrontierPoint) -> str:
         return "pick"
     if one.is_host:
         return "host"
-    return "front" if one.origin in ("grown", "pruned") else "static"
+    return "front" if one.on_frontier else "static"
 
 
 def _seeds(one: views.FrontierPoint) -> str:
     held = [name for name in one.topology if name]
     parts = ([f"{one.variant} as wide"] if one.variant else []) + held
-    return ", ".join(parts) or "the bare host"
+    return ", ".join(parts) or ("your model" if one.origin == "given" else "the bare host")
 
 
 def network_curves(run: Path) -> Section:
-    """Learning curves of networks."""
+    """Scores of networks by length of training."""
     every = views.read_curves(run)
-    best = sorted(every, key=lambda one: -(one.points[-1].score if one.points else -1.0))
-    shown = sorted(best[:4], key=lambda one: one.params)
+    shown = sorted(every[:4], key=lambda one: one.params)
     series = [
         Series(f"{one.params:,}",
-               tuple((p.compute, Estimate(p.score, p.low, p.high)) for p in one.points))
+               tuple((p.length, Estimate(p.score, p.low, p.high)) for p in one.points))
         for one in shown
     ]  # fmt: skip
     rows = [
         (one.label, f"{one.params:,}", ", ".join(name or "-" for name in one.topology),
-         ", ".join(f"{p.compute:.2f}: {number(p.score)}" for p in one.points[-6:]))
+         ", ".join(f"{p.length:.2f}: {number(p.score)}" for p in one.points[-6:]))
         for one in every
     ]  # fmt: skip
-    label = f"Learning curves of {len(shown)} networks; the table below has the values"
-    return "Learning curves", [
-        picture(line_plot(series, "compute", "score", label),
+    label = f"Scores of {len(shown)} networks by length; the table below has the values"
+    return "Score by length", [
+        picture(line_plot(series, "length of training, 1: in full", "score", label),
                 "The best four of all networks, named by their parameters."),
-        as_table("Networks and their last scores by compute",
+        as_table("Networks and their last scores by length",
                  ("network", "parameters", "seeds", "scores"), rows, (1,)),
     ]  # fmt: skip

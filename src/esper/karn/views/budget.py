@@ -17,7 +17,7 @@ class Budget:
     total: float | None
     """None: not known."""
     unit: str
-    """`rounds`, `host runs`, `policies` or `contexts`."""
+    """`rounds`, `host runs` or `minutes` (grow), `policies`, `contexts`."""
     seconds: float | None
     """Time so far."""
     seconds_left: float | None

@@ -1,4 +1,4 @@
-"""Learning curves of single networks: candidates of a search (`grow`), topologies of an audit."""
+"""Scores of networks by length of training: those of a search (`grow`), an audit's topologies."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from esper.storage import run_files as f
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """Score of a network by the compute it had."""
+    """Score of a network by the length of its training."""
 
-    compute: float
-    """Training runs of the bare host (audit: share of the budget, 0..1)."""
+    length: float
+    """1: a training run in full. In a search every point is a run of its own."""
     score: float
     low: float
     """95 % interval over contexts; NaN for a single network."""
@@ -40,14 +40,15 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class NetworkCurve:
-    """Learning curve of a network, or of a topology over contexts."""
+    """A network at one learning rate, or a topology over contexts."""
 
     label: str
+    """Number of its best run (grow), or of the topology."""
     topology: tuple[str, ...]
     variant: str
     origin: str
     parent: str
-    """Label of the network it was derived from; empty if none."""
+    """Number of the run it was proposed from; empty if none."""
     learning_rate: float
     params: int
     macs: int
@@ -58,7 +59,7 @@ class NetworkCurve:
 
 @reader
 def read_curves(run: Path) -> tuple[NetworkCurve, ...]:
-    """Curves of a grow run or an audit; empty for other runs."""
+    """Curves of a grow run or an audit, the best networks first; empty for other runs."""
     kind = kind_of(run)
     if kind is RunKind.GROW:
         return _searched(run)
@@ -75,28 +76,35 @@ def _searched(run: Path) -> tuple[NetworkCurve, ...]:
         key = whole(row, "variant"), texts(row, "topology"), real(recipe, "lr"), row.get("start")
         groups[key].append(row)
     variants, length = texts(info, "variants"), real(info, "length")
-    return tuple(_network(rows, variants, length) for rows in groups.values())
+    groups_by_merit = sorted(groups.values(), key=lambda rows: max(map(_merit, rows)), reverse=True)
+    return tuple(_network(rows, variants, length) for rows in groups_by_merit)
+
+
+def _merit(row: Entries) -> float:
+    """The score so that higher is better; unknown ones last."""
+    score = real(row, "score")
+    return -math.inf if math.isnan(score) else -score if row.get("lower_is_better") else score
 
 
 def _network(rows: list[Entries], variants: tuple[str, ...], length: float) -> NetworkCurve:
-    """The runs of one network at one rate: its score by the length of the run."""
-    rows.sort(key=lambda row: whole(row, "trained") or 0)
-    last = rows[-1]
-    variant, parent = whole(last, "variant") or 0, whole(last, "parent")
-    ended = [row for row in rows if text(row, "status") != "planned"]
+    """The runs of one network at one rate."""
+    best = max(rows, key=_merit)
+    variant, parent = whole(best, "variant") or 0, whole(best, "parent")
+    trained = [row for row in rows if text(row, "status") != "planned"]
+    trained.sort(key=lambda row: whole(row, "trained") or 0)
     return NetworkCurve(
-        label=str(whole(last, "number")),
-        topology=texts(last, "topology"),
+        label=str(whole(best, "number")),
+        topology=texts(best, "topology"),
         variant=variants[variant] if variant < len(variants) else str(variant),
-        origin=text(last, "origin"),
+        origin=text(best, "origin"),
         parent="" if parent is None else str(parent),
-        learning_rate=real(entries(last, "recipe"), "lr"),
-        params=whole(last, "params") or 0,
-        macs=whole(last, "macs") or 0,
-        finished=text(last, "status") == "finished" and real(last, "trained") >= length,
+        learning_rate=real(entries(best, "recipe"), "lr"),
+        params=whole(best, "params") or 0,
+        macs=whole(best, "macs") or 0,
+        finished=any(real(row, "trained") >= length for row in trained),
         points=tuple(
             CurvePoint(real(row, "trained") / length, real(row, "score"), math.nan, math.nan)
-            for row in ended
+            for row in trained
         ),
     )
 
@@ -128,4 +136,4 @@ def _audited(run: Path) -> tuple[NetworkCurve, ...]:
                 points=tuple(CurvePoint(*map(float, point)) for point in zip(*parts, strict=True)),
             )
         )
-    return tuple(curves)
+    return tuple(sorted(curves, key=lambda one: one.points[-1].score, reverse=True))

@@ -32,7 +32,7 @@ class FrontierPoint:
     variant: str
     """Width of the host, as `x0.5`; empty: as given."""
     origin: str
-    """`host`, `planted`, `pruned`, `grown`, `refit`."""
+    """`given`, `width`, `seeds`, `grown`, `pruned` (grow); `host`, `planted` (audit)."""
     params: int
     macs: int
     score: Estimate

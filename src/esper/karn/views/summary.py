@@ -70,7 +70,7 @@ class RunSummary:
     """Of `total`, in `unit`."""
     total: float | None = None
     unit: str = ""
-    """`rounds`, `host runs`, `policies` or `contexts`."""
+    """`rounds`, `host runs` or `minutes` (grow), `policies`, `contexts`."""
     score: float | None = None
     """Newest mean score (train), test score of the pick (grow)."""
     best_score: float | None = None
@@ -239,15 +239,13 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
     info = read_entries(path / f.GROW, f.GROW_SCHEMA)
     result = read_entries(path / f.RESULT) if (path / f.RESULT).exists() else {}
     search = read_entries(path / f.SEARCH) if (path / f.SEARCH).exists() else {}
-    spent = sum(real(row, "cost") * real(row, "trained") for row in objects(search, "rows")) / real(
-        info, "length"
-    )
     host = entries(result, "host")
     networks = [*objects(result, "networks"), host]
     pick = next((one for one in networks if one.get("number") == result.get("pick")), {})
     sessions = read_work_sessions(path)
     last = sessions[-1] if sessions else None
     state = _grow_state(running, result, last)
+    run = _with_search(run, info, result or search)
     return replace(
         run,
         state=state,
@@ -257,16 +255,26 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         seed=whole(info, "seed"),
         created=text(info, "created"),
         updated=_updated(sessions),
-        seconds=_known(real(result or search, "seconds")),
-        done=_known(real(result, "runs")) or _known(spent) or 0.0,
-        total=_known(real(info, "runs")),
-        unit="host runs",
+        pace=60.0 if running and run.unit == "minutes" else None,
         score=_known(real(pick, "test_score")) if result else None,
         params=whole(pick, "params"),
         host_score=_known(real(host, "test_score")) if result else None,
         metric=text(info, "metric"),
         verdict=text(result, "verdict"),
     )
+
+
+def _with_search(run: RunSummary, info: Entries, spent: Entries) -> RunSummary:
+    """What a search has spent of its budget: compute, or time if nothing else is limited."""
+    seconds, total = _known(real(spent, "seconds")), _known(real(info, "runs"))
+    if total == math.inf:
+        minutes = _known(real(entries(info, "budget"), "minutes"))
+        return replace(
+            run, seconds=seconds, done=(seconds or 0.0) / 60.0, total=minutes, unit="minutes"
+        )
+    batches = sum(real(row, "cost") * real(row, "trained") for row in objects(spent, "rows"))
+    done = real(spent, "runs") if "runs" in spent else batches / real(info, "length")
+    return replace(run, seconds=seconds, done=_known(done) or 0.0, total=total, unit="host runs")
 
 
 def _grow_state(running: bool, result: Entries, last: RunSession | None) -> RunState:

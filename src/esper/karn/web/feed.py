@@ -120,7 +120,7 @@ class RunFeed:
         curves = self._read("curves", lambda: views.read_curves(run))
         return {
             "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
-            "curves": to_plain(_best(curves)),
+            "curves": to_plain(curves[:MOST_CURVES]),
             "curves_total": len(curves),
             "contenders": to_plain(self._read("contenders", lambda: views.read_contenders(run))),
         }
@@ -160,12 +160,3 @@ def event_entry(event: EventLine) -> Json:
 def _repeats(rounds: Sequence[RoundPoint], newest: int) -> bool:
     """Whether a resumed run has recorded rounds anew."""
     return bool(rounds) and rounds[0].round <= newest
-
-
-def _best(curves: Sequence[views.NetworkCurve]) -> list[views.NetworkCurve]:
-    """The curves that are sent, in their order."""
-    if len(curves) <= MOST_CURVES:
-        return list(curves)
-    scores = [max((p.score for p in curve.points), default=-1.0) for curve in curves]
-    chosen = sorted(range(len(curves)), key=lambda i: -scores[i])[:MOST_CURVES]
-    return [curves[i] for i in sorted(chosen)]

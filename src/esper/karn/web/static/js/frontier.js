@@ -11,7 +11,8 @@ const BOX = { left: 52, top: 12, bottom: HEIGHT - 44 };
 
 // groups: [{label, points, place}]
 export class FrontierPlot {
-  constructor() {
+  constructor(host = "host") {
+    this.host = host;
     this.groups = [];
     this.drawing = new Drawing((width) => this.paint(width));
     onTheme(() => this.drawing.node && this.known().length && this.drawing.redraw());
@@ -52,7 +53,7 @@ export class FrontierPlot {
         legendEntry("frontier", seriesColour(group.place ?? i), group.label)));
     }
     const ink = this.groups.length > 1 ? "currentColor" : seriesColour(this.groups[0].place ?? 0);
-    const kinds = [["pick", "pick"], ["host", "host alone"], ["frontier", "on the frontier"], ["other", "other"],
+    const kinds = [["pick", "pick"], ["host", this.host], ["frontier", "on the frontier"], ["other", "other"],
       ["grown", "grown, or chosen"], ["static", "planted from the start"]];
     for (const [kind, text] of kinds) {
       if (all.some((p) => kindOf(p) === kind)) entries.push(legendEntry(kind, ink, text));

@@ -3,7 +3,7 @@
 import { contenderRows, contenderTable, IntervalPlot } from "./contenders.js";
 import { Curves, curveSource } from "./curves.js";
 import { Figure } from "./figure.js";
-import { topologyText } from "./format.js";
+import { number, topologyText } from "./format.js";
 import { FrontierPlot, policyPoints } from "./frontier.js";
 
 const FEW = 8;
@@ -13,7 +13,7 @@ class FrontierFigure {
     const note = kind === "grow"
       ? "Test score with one standard error." : "Test score with its 95 % interval over contexts.";
     this.figure = new Figure("frontier", "Score against size", { note, wide: true });
-    this.plot = new FrontierPlot();
+    this.plot = new FrontierPlot(kind === "grow" ? "your model" : "host");
     this.node = this.figure.node;
   }
 
@@ -25,23 +25,23 @@ class FrontierFigure {
 
 class NetworkCurveFigure {
   constructor(kind) {
-    const x = kind === "grow" ? "training runs of the host" : "share of the budget";
-    this.curves = new Curves({ xLabel: x, yLabel: "validation score" });
-    this.figure = new Figure("curves", "Learning curves of networks", { wide: true });
+    const grow = kind === "grow";
+    this.curves = new Curves({ xLabel: grow ? "length of the run (1: full)" : "share of the budget", yLabel: "validation score" });
+    this.note = grow ? "Every point is a run of its own, with its own schedule. " : "";
+    this.figure = new Figure("curves", grow ? "Score by length of the run" : "Learning curves of networks", { wide: true });
     this.node = this.figure.node;
   }
 
-  // Of many, the plot has the best; the table has all that were sent.
+  // The best come first: of many, the plot has these, the table all that were sent.
   update(data) {
     const series = data.curves.filter((curve) => curve.points.length).map((curve) => ({
-      label: topologyText(curve),
-      x: curve.points.map((p) => p.compute), y: curve.points.map((p) => p.score),
+      label: topologyText(curve) + (curve.learning_rate === null ? "" : `, rate ${number(curve.learning_rate)}`),
+      x: curve.points.map((p) => p.length), y: curve.points.map((p) => p.score),
     }));
-    const best = (one) => Math.max(...one.y.filter((value) => value !== null));
-    const top = series.slice().sort((a, b) => best(b) - best(a)).slice(0, FEW);
+    const top = series.slice(0, FEW);
     const source = curveSource(this.curves, series);
-    const note = series.length > FEW
-      ? `The ${FEW} with the best scores; the table has ${series.length} of ${data.curves_total}.` : "";
+    const note = this.note + (series.length > FEW
+      ? `The ${FEW} with the best scores; the table has ${series.length} of ${data.curves_total}.` : "");
     this.figure.show({ draw: (node) => this.curves.show(node, top), table: source.table },
       { problem: data.problems.curves, note });
   }
