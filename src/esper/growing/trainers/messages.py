@@ -1,4 +1,7 @@
-"""What the process of a search and its workers say to each other."""
+"""What the process of a search and its workers say to each other.
+
+Besides these a worker says `Failed`, and its transport `Died` (`esper.jobs.messages`).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,9 @@ class Assignment:
     values: bytes
     recipe: Recipe
     seed: int
-    checkpoint: str
-    """File of its state under way, on this machine; empty: its content travels."""
+    checkpoint: str | None
+    """File of its state under way, on this machine; empty: its content travels; None: it has
+    none."""
     state: bytes | None = None
     """Content of that file."""
 
@@ -78,21 +82,6 @@ class Ended:
     """What became of a run."""
 
     form: OutcomeForm
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """An error; `refused`: a message for the user, not a defect."""
-
-    text: str
-    refused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Died:
-    """A worker has gone; said by its transport."""
-
-    reason: str
 
 
 class Transport(Protocol):

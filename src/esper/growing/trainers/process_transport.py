@@ -15,7 +15,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
-from esper.growing.trainers.messages import Died, Setup
+from esper.growing.trainers.messages import Setup
+from esper.jobs.messages import Died
 from esper.jobs.processes import interrupts_blocked
 
 END_SECONDS: Final = 5.0

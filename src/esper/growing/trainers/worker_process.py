@@ -100,13 +100,13 @@ class Worker:
     def _open(self, setup: Any, block: Any) -> Any:
         import torch
 
-        from esper.growing.trainers.choose import trainer_for
+        from esper.growing.trainers.choose import process_trainer
         from esper.growing.trainers.shipping import read_block
 
         torch.set_num_threads(setup.threads)
         if setup.block is not None:
             block = read_block(setup.block, setup.task.data.bytes)
-        return trainer_for(setup.task.task(block, setup.device))
+        return process_trainer(setup.task.task(block, setup.device))
 
     # ---- threads --------------------------------------------------------------------------
 
@@ -163,18 +163,26 @@ class Worker:
         from esper.growing.trainers.job import Job, Running
         from esper.growing.trainers.shipping import read_tensors, rebuild_network
 
-        path = Path(message.checkpoint or folder / f"{message.number}.safetensors")
-        if not message.checkpoint:
-            path.unlink(missing_ok=True)
-            if message.state is not None:
-                path.write_bytes(message.state)
-            self._remote[message.number] = path, path.stat().st_mtime_ns if path.exists() else 0
+        path = None if message.checkpoint is None else Path(message.checkpoint)
+        if message.checkpoint == "":
+            path = self._travelling(message, folder)
         self._running = (*self._running, Running(message.number, 0, message.recipe.batches))
 
         def build() -> Any:
             return rebuild_network(message.network, read_tensors(message.values))
 
         return Job(message.number, build, message.recipe, message.seed, path)
+
+    def _travelling(self, message: Any, folder: Path) -> Path:
+        """File of a run whose state is kept by the search, on another machine."""
+        path, version = folder / f"{message.number}.safetensors", 0
+        path.unlink(missing_ok=True)
+        if message.state is not None:
+            path.write_bytes(message.state)
+            version = path.stat().st_mtime_ns
+        with self._sending:
+            self._remote[message.number] = path, version
+        return path
 
     def _ended(self, outcome: Any) -> None:
         from esper.growing.trainers.messages import Ended
@@ -190,7 +198,7 @@ class Worker:
 
 
 def _failure(error: Exception) -> Any:
-    from esper.growing.trainers.messages import Failed
+    from esper.jobs.messages import Failed
     from esper.leyline.errors import EsperError
 
     if isinstance(error, EsperError):

@@ -21,13 +21,11 @@ import torch
 
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.eager import TICK_SECONDS, EagerRun
+from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS, EagerTrainer
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from esper.growing.trainers.messages import (
     Assignment,
-    Died,
     Ended,
-    Failed,
     NoMore,
     Position,
     Saved,
@@ -37,8 +35,10 @@ from esper.growing.trainers.messages import (
     Want,
 )
 from esper.growing.trainers.process_transport import ProcessTransport
+from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import Forms, data_form, shipped, task_form, write_block
 from esper.growing.trainers.task import Task
+from esper.jobs.messages import Died, Failed
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
 
@@ -48,6 +48,10 @@ SILENT_SECONDS: Final = 60.0
 """A worker that has been silent for so long is given up."""
 TRIES: Final = 3
 """How often a run is started whose worker dies, and a worker that dies before it has one."""
+START_SECONDS: Final = 10.0
+"""After so many seconds a search that may take any time is given workers."""
+WORTH: Final = 0.8
+"""Of a worker, relative to a process alone: they share caches and memory."""
 WORTH_SECONDS: Final = 20.0
 """Searches that are shorter end before workers have paid for their start."""
 
@@ -72,23 +76,49 @@ class _Worker:
     wants: Want | None = None
 
 
+class _OwnRun:
+    """A run of this process, trained for a moment at a time."""
+
+    def __init__(self, job: Job, task: Task) -> None:
+        self.program = Program(job, task)
+        self._saved = time.monotonic()
+
+    def advance(self, seconds: float) -> bool:
+        """Train for a moment; returns whether the run is over."""
+        program, began = self.program, time.monotonic()
+        until, now = began + seconds, began
+        while not program.done and now < until:
+            program.run_eager()
+            now = time.monotonic()
+        program.seconds += now - began
+        if not program.done and now - self._saved > SAVE_SECONDS:
+            program.save()
+            self._saved = time.monotonic()
+        return program.done
+
+
 class _Queue:
-    """Jobs that wait: those that only this process can train, and those that come back."""
+    """Jobs that wait."""
 
     def __init__(self, jobs: Iterator[Job]) -> None:
         self._jobs = jobs
+        self._ahead: deque[Job] = deque()
         self.own: deque[Job] = deque()
         """Jobs whose networks cannot be sent to a worker."""
         self.again: deque[tuple[Job, Assignment]] = deque()
         """Jobs of workers that have died."""
 
     def take(self) -> Job | None:
-        """A job for this process."""
-        return self.own.popleft() if self.own else next(self._jobs, None)
+        """The next one."""
+        return self._ahead.popleft() if self._ahead else next(self._jobs, None)
 
-    def put_back(self, job: Job) -> None:
-        """A job that was taken too early."""
-        self.own.append(job)
+    @property
+    def more(self) -> bool:
+        """Whether there is a next one; it is taken from the search for that."""
+        job = self.take()
+        if job is not None:
+            self._ahead.append(job)
+        return job is not None
 
 
 class WorkerTrainer:
@@ -100,22 +130,30 @@ class WorkerTrainer:
         count: int = 0,
         threads: int = 1,
         *,
+        after: float = 0.0,
+        trains: bool = True,
         devices: Sequence[str] = (),
         transport: Transport | None = None,
     ) -> None:
         """`count`: workers besides this process.
 
-        devices: of workers, one each; this process then only feeds them.
+        after: seconds from the first run until they are started.
+        trains: whether this process trains whatever comes, or only what workers cannot.
+        devices: of workers, one each, in place of `count`.
         """
         self.task, self._threads = task, threads
         self._devices = tuple(devices) or (str(task.device),) * count
-        self._trains = not devices
-        """Whether this process trains as well."""
+        self._trains = trains or not self._devices
+        self._count = len(self._devices)
         self._transport = ProcessTransport() if transport is None else transport
         self._form, self.note = task_form(task)
         """Why runs are trained in this process alone; empty: they are not."""
+        self._eager = EagerTrainer(task)
+        self._after, self._began = after, math.inf
         self._own_metric = self._form is not None and shipped(task.metric) is None
         self._forms = Forms(task)
+        each = 0.0 if self._form is None else WORTH
+        self.speedup = float(self._trains) + each * self._count
         self._workers: dict[int, _Worker] = {}
         self._folder: Path | None = None
         self._tries: Counter[int] = Counter()
@@ -125,11 +163,13 @@ class WorkerTrainer:
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end."""
-        self._start_workers()
+        self._began = min(self._began, time.monotonic())
         waiting, run, stopped, ticked = _Queue(jobs), None, False, time.monotonic()
         try:
             while True:
-                if run is None and self._trains and not stopped:
+                if not stopped:
+                    self._start_workers()
+                if run is None and not stopped:
                     run = self._begin(waiting)
                 self._answer(waiting, stopped)
                 if run is None and not self._busy(waiting, stopped):
@@ -149,31 +189,37 @@ class WorkerTrainer:
 
     # ---- this process ---------------------------------------------------------------------
 
-    def _begin(self, waiting: _Queue) -> EagerRun | None:
-        job = waiting.take()
-        if job is None and waiting.again and not self._workers:
-            job, _ = waiting.again.popleft()
+    def _begin(self, waiting: _Queue) -> _OwnRun | None:
+        """Begin a run that workers cannot train, or the next, where this process trains too."""
+        job = waiting.own.popleft() if waiting.own else None
+        if job is None and self._trains:
+            job = waiting.take()
+            if job is None and waiting.again and not self._workers:
+                job, _ = waiting.again.popleft()
         if job is None:
             return None
         with self._computing():
-            return EagerRun(job, self.task)
+            return _OwnRun(job, self.task)
 
-    def _advance(self, run: EagerRun | None) -> list[Outcome]:
+    def _advance(self, run: _OwnRun | None) -> list[Outcome]:
         """Train for a moment; the outcome, if the run is over."""
         if run is None:
             return []
         with self._computing():
-            return [run.outcome()] if run.advance(SLICE_SECONDS) else []
+            return [self._judge(run)] if run.advance(SLICE_SECONDS) else []
 
-    def _stop(self, run: EagerRun | None) -> list[Outcome]:
+    def _judge(self, run: _OwnRun) -> Outcome:
+        return run.program.outcome(self._eager.how())
+
+    def _stop(self, run: _OwnRun | None) -> list[Outcome]:
         for number, worker in self._workers.items():
             if worker.held:
                 self._transport.send(number, Stop())
         if run is None or run.program.done:
             return []
         with self._computing():
-            run.save()
-            return [run.outcome()]
+            run.program.save()
+            return [self._judge(run)]
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
@@ -186,7 +232,7 @@ class WorkerTrainer:
         finally:
             torch.set_num_threads(before)
 
-    def _running(self, run: EagerRun | None) -> list[Running]:
+    def _running(self, run: _OwnRun | None) -> list[Running]:
         own = [] if run is None else [run.program.running]
         return own + [one for worker in self._workers.values() for one in worker.running]
 
@@ -196,22 +242,22 @@ class WorkerTrainer:
             return True
         if stopped:
             return False
-        if not self._trains and not self._workers:
-            raise EsperError(f"no worker starts: {self.note}")
-        if not self._trains and not waiting.own and (job := waiting.take()) is not None:
-            waiting.put_back(job)  # for the first worker that is ready
-        return bool(waiting.again or waiting.own)
+        left = bool(waiting.again or waiting.own or (not self._trains and waiting.more))
+        if left and not self._trains and not self._workers:
+            raise EsperError(f"no run can be trained: {self.note}")
+        return left
 
     # ---- workers --------------------------------------------------------------------------
 
     def _start_workers(self) -> None:
-        for number in range(len(self._devices)):
+        if self._form is None or time.monotonic() - self._began < self._after:
+            return
+        for number in range(self._count):
             if number not in self._workers and self._stillborn[number] < TRIES:
                 self._start(number)
 
     def _start(self, number: int) -> None:
-        if self._form is None:
-            return
+        assert self._form is not None
         if not self._transport.remote and self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="esper-grow-"))
             assert isinstance(self.task.train, Samples)  # there is a form
@@ -240,8 +286,8 @@ class WorkerTrainer:
         if waiting.again:
             job, sent = waiting.again.popleft()
             return job, replace(sent, state=self._state(job))
-        if waiting.own and self._trains:
-            return None  # this process is behind; it takes the next one
+        if waiting.own:
+            return None  # one at a time, for others may be of the same kind
         job_or_none = waiting.take()
         if job_or_none is None:
             return None
@@ -249,22 +295,22 @@ class WorkerTrainer:
         with self._computing():
             found = self._forms.describe(job.build())
         if found is not None:
-            checkpoint = "" if self._transport.remote else str(job.checkpoint.absolute())
-            form, values = found
+            path, (form, values) = self._path(job), found
             return job, Assignment(
-                job.number, form, values, job.recipe, job.seed, checkpoint, self._state(job)
+                job.number, form, values, job.recipe, job.seed, path, self._state(job)
             )
-        if not self._trains:
-            raise EsperError(
-                f"run {job.number}: its network holds code of your own, which workers do not have; "
-                f"train on one device"
-            )
-        waiting.put_back(job)
+        waiting.own.append(job)
         return None
+
+    def _path(self, job: Job) -> str | None:
+        """File of its state under way, as a worker knows it."""
+        if job.checkpoint is None:
+            return None
+        return "" if self._transport.remote else str(job.checkpoint.absolute())
 
     def _state(self, job: Job) -> bytes | None:
         """What a run continues from, for a worker on another machine."""
-        if self._transport.remote and job.checkpoint.exists():
+        if self._transport.remote and job.checkpoint is not None and job.checkpoint.exists():
             return job.checkpoint.read_bytes()
         return None
 
@@ -291,7 +337,9 @@ class WorkerTrainer:
         elif isinstance(message, Want):
             worker.wants = message
         elif isinstance(message, Saved) and message.number in worker.held:
-            write_atomic(worker.held[message.number][0].checkpoint, message.state)
+            path = worker.held[message.number][0].checkpoint
+            assert path is not None  # else it would not have been saved
+            write_atomic(path, message.state)
         elif isinstance(message, Failed):
             raise EsperError(message.text) if message.refused else RuntimeError(message.text)
 
@@ -303,12 +351,18 @@ class WorkerTrainer:
 
     def _judged(self, job: Job, outcome: Outcome) -> Outcome:
         """Judge a run by a metric that only this process has."""
+        began = time.monotonic()
         with self._computing():
             network = job.build()
             network.load_state_dict(outcome.weights)
             score, loss, finite = self.task.judge(network.to(self.task.device))
-        known = score if outcome.finite else math.nan
-        return replace(outcome, score=known, loss=loss, finite=outcome.finite and finite)
+        return replace(
+            outcome,
+            score=score if outcome.finite else math.nan,
+            loss=loss,
+            finite=outcome.finite and finite,
+            judging=time.monotonic() - began,
+        )
 
     # ---- deaths ---------------------------------------------------------------------------
 
@@ -333,9 +387,10 @@ class WorkerTrainer:
             waiting.again.append((job, sent))
         if not worker.held:
             self._stillborn[number] += 1
-        if self._stillborn[number] < TRIES:
-            self._start(number)
-        elif not self._workers:
+        if (
+            not self._workers
+            and min(self._stillborn[n] for n in range(len(self._devices))) >= TRIES
+        ):
             self.note = f"no worker starts ({reason})"
 
     def _abandon(self) -> None:
