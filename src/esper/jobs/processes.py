@@ -40,7 +40,8 @@ class ProcessWorkers:
         ours, theirs = self._context.Pipe()
         arguments = (self._make, theirs, self._threads)
         process = self._context.Process(target=_work, args=arguments, daemon=True)
-        with _interrupts_blocked():
+        resource_tracker.ensure_running()  # its own start would unblock Ctrl-C
+        with interrupts_blocked():
             process.start()
         theirs.close()
         self._processes[worker], self._pipes[worker] = process, ours
@@ -81,12 +82,11 @@ class ProcessWorkers:
 
 
 @contextmanager
-def _interrupts_blocked() -> Iterator[None]:
+def interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C in this thread, and for good in a process that is started inside.
 
     Otherwise one would end with a traceback if it comes while the process imports torch.
     """
-    resource_tracker.ensure_running()  # its own start would unblock Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

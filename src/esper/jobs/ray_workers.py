@@ -50,7 +50,7 @@ class RayWorkers:
         }
         connect(settings)
         try:
-            _require_resources(self._resources)
+            require_resources(self._resources)
             self._mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
         except BaseException:
             ray.shutdown()
@@ -102,7 +102,7 @@ class RayWorkers:
         try:
             return worker, ray.get(ref)
         except RayError as error:
-            return worker, _death(error)
+            return worker, death(error)
 
     def close(self) -> None:
         """End all actors, and a Ray that was started for them."""
@@ -151,7 +151,7 @@ def _require_answer(address: str, seconds: float) -> None:
             time.sleep(min(0.5, left))
 
 
-def _require_resources(wanted: dict[str, float]) -> None:
+def require_resources(wanted: dict[str, float]) -> None:
     """Raise if no machine of the cluster could ever run a job."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     for flag, name, key in (("--job-cpus", "CPU", "num_cpus"), ("--job-gpus", "GPU", "num_gpus")):
@@ -163,7 +163,8 @@ def _require_resources(wanted: dict[str, float]) -> None:
             )
 
 
-def _death(error: RayError) -> Message:
+def death(error: RayError) -> Failed | Died:
+    """What an error of Ray's says of a worker."""
     text = " ".join(str(error).split())
     if "No module named 'esper" in text:
         return Failed(
@@ -242,7 +243,7 @@ class RayWorker:
         if Path(folder).is_dir():  # so that relative paths mean the same
             os.chdir(folder)
         self._channel = _MailChannel(mailbox, life)
-        self._made = outcome_of(make) if version == esper.__version__ else _other_version(version)
+        self._made = outcome_of(make) if version == esper.__version__ else other_version(version)
 
     def ready(self) -> Message:
         """Whether jobs can be done here."""
@@ -255,7 +256,8 @@ class RayWorker:
         return outcome_of(lambda: worker.do(job, Reporter(self._channel)))
 
 
-def _other_version(version: str) -> Failed:
+def other_version(version: str) -> Failed:
+    """The line for a machine with another Esper than the command's."""
     return Failed(
         f"machine {socket.gethostname()} of the cluster has esper {esper.__version__}, this "
         f"command {version}: install the same on all",

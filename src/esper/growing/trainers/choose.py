@@ -2,16 +2,74 @@
 
 from __future__ import annotations
 
+import math
+import os
+from typing import Final
+
+from esper.device.memory import free_bytes
 from esper.growing.ranks import Ranks, ShardRanks
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Trainer
+from esper.growing.trainers.shipping import task_form
 from esper.growing.trainers.task import Task
+from esper.growing.trainers.workers import START_SECONDS, WorkerTrainer, workers_for
+from esper.jobs.ray_token import send_token
+from esper.jobs.settings import LOCAL, JobSettings
+from esper.leyline.errors import EsperError
+
+WORKER_BYTES: Final = 2**30
+"""Memory that a worker may need."""
 
 
-def trainer_for(task: Task, seconds: float, ranks: Ranks) -> Trainer:
-    """The trainer for a device; `seconds`: how long the search may take."""
+def process_trainer(task: Task) -> Trainer:
+    """The trainer of one process."""
+    return EagerTrainer(task)
+
+
+def trainer_for(
+    task: Task, seconds: float, ranks: Ranks, jobs: JobSettings | None = None
+) -> Trainer:
+    """The trainer for a device.
+
+    seconds: how long the search may take.
+    jobs: where its runs are trained; None: on this machine.
+    """
     if isinstance(ranks, ShardRanks):
         from esper.growing.trainers.sharded import ShardedTrainer
 
         return ShardedTrainer(task, ranks)
-    return EagerTrainer(task)
+    if jobs is not None and jobs.on != LOCAL:
+        return _on_ray(task, jobs)
+    if task.device.type != "cpu":
+        return process_trainer(task)
+    count = min(workers_for(seconds, _cores()), _room(task))
+    # How long a search without a limit takes shows when it has taken long.
+    after = START_SECONDS if math.isinf(seconds) else 0.0
+    return WorkerTrainer(task, count, after=after) if count else process_trainer(task)
+
+
+def _on_ray(task: Task, jobs: JobSettings, threads: int = 1) -> Trainer:
+    """Workers on a cluster; this process trains only what they cannot."""
+    form, note = task_form(task)
+    if form is None:
+        raise EsperError(f"on={jobs.on!r}: {note}; leave on= out")
+    jobs.check()
+    send_token()
+    from esper.growing.trainers.ray_transport import RayTransport
+
+    transport = RayTransport(task, jobs, threads)
+    count = jobs.processes if jobs.processes > 1 else max(1, transport.cpus)
+    return WorkerTrainer(task, count, threads, trains=False, transport=transport)
+
+
+def _room(task: Task) -> int:
+    """Workers that fit into memory."""
+    return int(min(free_bytes(task.device) / WORKER_BYTES, 1024))
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        return os.cpu_count() or 1

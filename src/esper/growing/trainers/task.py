@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.growing.measuring import kept_outputs
 from esper.growing.metric_forms import Metric
 from esper.growing.trainers.data import BatchSource, ResidentOrder, Samples, StreamReader
-from esper.kasmina.losses import cross_entropy
+from esper.kasmina.losses import RowLoss, cross_entropy
 from esper.kasmina.tracing import Inputs
 from esper.tasks.objectives import TrainingLoss
 
@@ -77,13 +77,17 @@ class Task:
 
 def scalar_loss(loss: TrainingLoss) -> ScalarLoss:
     """The loss of one network; torch's own function where that computes the same."""
-    if loss.loss is cross_entropy:
-        return _labels_last
+    return _labels_last if loss.loss is cross_entropy else _MeanLoss(loss.loss)
 
-    def mean(outputs: Tensor, targets: Tensor) -> Tensor:
-        return loss.loss(outputs[None], targets[None])[0]
 
-    return mean
+@dataclass(frozen=True, slots=True)
+class _MeanLoss:
+    """The loss of rows for one network; worker processes can be sent it, unlike a closure."""
+
+    loss: RowLoss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.loss(outputs[None], targets[None])[0]
 
 
 def _labels_last(outputs: Tensor, targets: Tensor) -> Tensor:

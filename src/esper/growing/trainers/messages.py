@@ -1,0 +1,111 @@
+"""What the process of a search and its workers say to each other.
+
+Besides these a worker says `Failed`, and its transport `Died` (`esper.jobs.messages`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from esper.growing.runs import Recipe
+from esper.growing.trainers.job import Running
+from esper.growing.trainers.shipping import NetworkForm, OutcomeForm, TaskForm
+
+# ---- to a worker ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all runs of a worker have in common."""
+
+    task: TaskForm
+    block: str | None
+    """File of the samples; None: they come with the worker."""
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A run to train."""
+
+    number: int
+    network: NetworkForm
+    values: bytes
+    recipe: Recipe
+    seed: int
+    checkpoint: str | None
+    """File of its state under way, on this machine; empty: its content travels; None: it has
+    none."""
+    state: bytes | None = None
+    """Content of that file."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoMore:
+    """There is no run to train just now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Save and judge what is under way."""
+
+
+# ---- from a worker -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """There is room for a run; `idle`: nothing else to do meanwhile, so the answer may wait."""
+
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the runs of a worker are; sent several times a second."""
+
+    running: tuple[Running, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The state of a run under way, from a worker on another machine."""
+
+    number: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of a run."""
+
+    form: OutcomeForm
+
+
+class Transport(Protocol):
+    """Starts workers, by number, and carries messages."""
+
+    remote: bool
+    """Workers may be on other machines: they have no files of this one."""
+
+    def start(self, worker: int, setup: Setup) -> None:
+        """Start a worker, or another in the place of one that has gone."""
+        ...
+
+    def send(self, worker: int, message: Any) -> None:
+        """Send a message; one to a worker that has gone is lost."""
+        ...
+
+    def receive(self, seconds: float) -> list[tuple[int, Any]]:
+        """Messages of all workers; waits so long for the first."""
+        ...
+
+    def end(self, worker: int) -> None:
+        """End a worker."""
+        ...
+
+    def close(self) -> None:
+        """End all workers."""
+        ...

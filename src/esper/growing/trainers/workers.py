@@ -1,0 +1,409 @@
+"""Trains runs in several processes: this one at once, others as they become ready.
+
+Every process takes one run at a time from the same queue, and all compute with the same number of
+threads, so that results are those of one process bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from esper.device.rng import forked_rng
+from esper.growing.trainers.data import Samples
+from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS, EagerTrainer
+from esper.growing.trainers.job import Job, Outcome, Running, Tick
+from esper.growing.trainers.messages import (
+    Assignment,
+    Ended,
+    NoMore,
+    Position,
+    Saved,
+    Setup,
+    Stop,
+    Transport,
+    Want,
+)
+from esper.growing.trainers.process_transport import ProcessTransport
+from esper.growing.trainers.program import Program
+from esper.growing.trainers.shipping import Forms, data_form, shipped, task_form, write_block
+from esper.growing.trainers.task import Task
+from esper.jobs.messages import Died, Failed
+from esper.leyline.errors import EsperError
+from esper.storage.atomic import write_atomic
+
+SLICE_SECONDS: Final = 0.02
+"""How long this process trains before it looks after its workers."""
+SILENT_SECONDS: Final = 60.0
+"""A worker that has been silent for so long is given up."""
+TRIES: Final = 3
+"""How often a run is started whose worker dies, and a worker that dies before it has one."""
+START_SECONDS: Final = 10.0
+"""After so many seconds a search that may take any time is given workers."""
+WORTH: Final = 0.8
+"""Of a worker, relative to a process alone: they share caches and memory."""
+WORTH_SECONDS: Final = 20.0
+"""Searches that are shorter end before workers have paid for their start."""
+
+
+def workers_for(seconds: float, cores: int) -> int:
+    """Worker processes besides the calling one for a search of so many seconds.
+
+    >>> workers_for(10.0, 8), workers_for(60.0, 8), workers_for(60.0, 1)
+    (0, 7, 0)
+    """
+    return max(0, cores - 1) if seconds >= WORTH_SECONDS else 0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """What is known of a worker."""
+
+    heard: float
+    """When it last said something, or was started."""
+    held: dict[int, tuple[Job, Assignment]] = field(default_factory=dict)
+    running: tuple[Running, ...] = ()
+    wants: Want | None = None
+
+
+class _OwnRun:
+    """A run of this process, trained for a moment at a time."""
+
+    def __init__(self, job: Job, task: Task) -> None:
+        self.program = Program(job, task)
+        self._saved = time.monotonic()
+
+    def advance(self, seconds: float) -> bool:
+        """Train for a moment; returns whether the run is over."""
+        program, began = self.program, time.monotonic()
+        until, now = began + seconds, began
+        while not program.done and now < until:
+            program.run_eager()
+            now = time.monotonic()
+        program.seconds += now - began
+        if not program.done and now - self._saved > SAVE_SECONDS:
+            program.save()
+            self._saved = time.monotonic()
+        return program.done
+
+
+class _Queue:
+    """Jobs that wait."""
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        self._jobs = jobs
+        self._ahead: deque[Job] = deque()
+        self.own: deque[Job] = deque()
+        """Jobs whose networks cannot be sent to a worker."""
+        self.again: deque[tuple[Job, Assignment]] = deque()
+        """Jobs of workers that have died."""
+
+    def take(self) -> Job | None:
+        """The next one."""
+        return self._ahead.popleft() if self._ahead else next(self._jobs, None)
+
+    @property
+    def more(self) -> bool:
+        """Whether there is a next one; it is taken from the search for that."""
+        job = self.take()
+        if job is not None:
+            self._ahead.append(job)
+        return job is not None
+
+
+class WorkerTrainer:
+    """A queue of runs, this process, and its workers."""
+
+    def __init__(
+        self,
+        task: Task,
+        count: int = 0,
+        threads: int = 1,
+        *,
+        after: float = 0.0,
+        trains: bool = True,
+        devices: Sequence[str] = (),
+        transport: Transport | None = None,
+    ) -> None:
+        """`count`: workers besides this process.
+
+        after: seconds from the first run until they are started.
+        trains: whether this process trains whatever comes, or only what workers cannot.
+        devices: of workers, one each, in place of `count`.
+        """
+        self.task, self._threads = task, threads
+        self._devices = tuple(devices) or (str(task.device),) * count
+        self._trains = trains or not self._devices
+        self._count = len(self._devices)
+        self._transport = ProcessTransport() if transport is None else transport
+        self._form, self.note = task_form(task)
+        """Why runs are trained in this process alone; empty: they are not."""
+        self._eager = EagerTrainer(task)
+        self._after, self._began = after, math.inf
+        self._own_metric = self._form is not None and shipped(task.metric) is None
+        self._forms = Forms(task)
+        each = 0.0 if self._form is None else WORTH
+        self.speedup = float(self._trains) + each * self._count
+        self._workers: dict[int, _Worker] = {}
+        self._folder: Path | None = None
+        self._tries: Counter[int] = Counter()
+        """Deaths of workers, by the number of the run."""
+        self._stillborn: Counter[int] = Counter()
+        """Deaths before a first run, by the number of the worker."""
+
+    def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
+        """Train jobs and yield them as they end."""
+        self._began = min(self._began, time.monotonic())
+        waiting, run, stopped, ticked = _Queue(jobs), None, False, time.monotonic()
+        try:
+            while True:
+                if not stopped:
+                    self._start_workers()
+                if run is None and not stopped:
+                    run = self._begin(waiting)
+                self._answer(waiting, stopped)
+                if run is None and not self._busy(waiting, stopped):
+                    return
+                ended = self._advance(run)
+                ended += self._receive(waiting, 0.0 if run is not None else TICK_SECONDS / 2)
+                if time.monotonic() - ticked >= TICK_SECONDS:
+                    said, ticked = tick(self._running(run)), time.monotonic()
+                    if said and not stopped:
+                        stopped = True
+                        ended += self._stop(run)
+                if run is not None and (stopped or run.program.done):
+                    run = None
+                yield from ended
+        finally:
+            self._abandon()
+
+    # ---- this process ---------------------------------------------------------------------
+
+    def _begin(self, waiting: _Queue) -> _OwnRun | None:
+        """Begin a run that workers cannot train, or the next, where this process trains too."""
+        job = waiting.own.popleft() if waiting.own else None
+        if job is None and self._trains:
+            job = waiting.take()
+            if job is None and waiting.again and not self._workers:
+                job, _ = waiting.again.popleft()
+        if job is None:
+            return None
+        with self._computing():
+            return _OwnRun(job, self.task)
+
+    def _advance(self, run: _OwnRun | None) -> list[Outcome]:
+        """Train for a moment; the outcome, if the run is over."""
+        if run is None:
+            return []
+        with self._computing():
+            return [self._judge(run)] if run.advance(SLICE_SECONDS) else []
+
+    def _judge(self, run: _OwnRun) -> Outcome:
+        return run.program.outcome(self._eager.how())
+
+    def _stop(self, run: _OwnRun | None) -> list[Outcome]:
+        for number, worker in self._workers.items():
+            if worker.held:
+                self._transport.send(number, Stop())
+        if run is None or run.program.done:
+            return []
+        with self._computing():
+            run.program.save()
+            return [self._judge(run)]
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Compute as the workers do; the user's generators and threads stay as they are."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            with forked_rng(0, self.task.device):
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _running(self, run: _OwnRun | None) -> list[Running]:
+        own = [] if run is None else [run.program.running]
+        return own + [one for worker in self._workers.values() for one in worker.running]
+
+    def _busy(self, waiting: _Queue, stopped: bool) -> bool:
+        """Whether something is under way, or can be once a worker is ready."""
+        if any(worker.held for worker in self._workers.values()):
+            return True
+        if stopped:
+            return False
+        left = bool(waiting.again or waiting.own or (not self._trains and waiting.more))
+        if left and not self._trains and not self._workers:
+            raise EsperError(f"no run can be trained: {self.note}")
+        return left
+
+    # ---- workers --------------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        if self._form is None or time.monotonic() - self._began < self._after:
+            return
+        for number in range(self._count):
+            if number not in self._workers and self._stillborn[number] < TRIES:
+                self._start(number)
+
+    def _start(self, number: int) -> None:
+        assert self._form is not None
+        if not self._transport.remote and self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="esper-grow-"))
+            assert isinstance(self.task.train, Samples)  # there is a form
+            write_block(self._folder / "data", data_form(self.task.train, self.task.val)[1])
+        block = None if self._folder is None else str(self._folder / "data")
+        setup = Setup(self._form, block, self._devices[number], self._threads)
+        self._transport.start(number, setup)
+        self._workers[number] = _Worker(time.monotonic())
+
+    def _answer(self, waiting: _Queue, stopped: bool) -> None:
+        """Send runs to workers that want some."""
+        for number, worker in self._workers.items():
+            if worker.wants is None:
+                continue
+            found = None if stopped else self._next(waiting)
+            if found is not None:
+                worker.held[found[1].number] = found
+                worker.heard, worker.wants = time.monotonic(), None
+                self._transport.send(number, found[1])
+            elif not worker.wants.idle:
+                worker.wants = None
+                self._transport.send(number, NoMore())
+
+    def _next(self, waiting: _Queue) -> tuple[Job, Assignment] | None:
+        """A run that a worker can train."""
+        if waiting.again:
+            job, sent = waiting.again.popleft()
+            return job, replace(sent, state=self._state(job))
+        if waiting.own:
+            return None  # one at a time, for others may be of the same kind
+        job_or_none = waiting.take()
+        if job_or_none is None:
+            return None
+        job = job_or_none
+        with self._computing():
+            found = self._forms.describe(job.build())
+        if found is not None:
+            path, (form, values) = self._path(job), found
+            return job, Assignment(
+                job.number, form, values, job.recipe, job.seed, path, self._state(job)
+            )
+        waiting.own.append(job)
+        return None
+
+    def _path(self, job: Job) -> str | None:
+        """File of its state under way, as a worker knows it."""
+        if job.checkpoint is None:
+            return None
+        return "" if self._transport.remote else str(job.checkpoint.absolute())
+
+    def _state(self, job: Job) -> bytes | None:
+        """What a run continues from, for a worker on another machine."""
+        if self._transport.remote and job.checkpoint is not None and job.checkpoint.exists():
+            return job.checkpoint.read_bytes()
+        return None
+
+    def _receive(self, waiting: _Queue, seconds: float) -> list[Outcome]:
+        """Take in what workers say; returns runs that have ended."""
+        ended = []
+        for number, message in self._transport.receive(seconds):
+            worker = self._workers.get(number)
+            if worker is None:
+                continue
+            worker.heard = time.monotonic()
+            if isinstance(message, Ended):
+                ended.append(self._ended(worker, message))
+            elif isinstance(message, Died):
+                self._died(number, worker, message.reason, waiting)
+            else:
+                self._note(worker, message)
+        self._end_silent(waiting)
+        return ended
+
+    def _note(self, worker: _Worker, message: Any) -> None:
+        if isinstance(message, Position):
+            worker.running = tuple(one for one in message.running if one.number in worker.held)
+        elif isinstance(message, Want):
+            worker.wants = message
+        elif isinstance(message, Saved) and message.number in worker.held:
+            path = worker.held[message.number][0].checkpoint
+            assert path is not None  # else it would not have been saved
+            write_atomic(path, message.state)
+        elif isinstance(message, Failed):
+            raise EsperError(message.text) if message.refused else RuntimeError(message.text)
+
+    def _ended(self, worker: _Worker, message: Ended) -> Outcome:
+        outcome = message.form.read()
+        job, _ = worker.held.pop(outcome.number)
+        worker.running = tuple(one for one in worker.running if one.number != outcome.number)
+        return self._judged(job, outcome) if self._own_metric else outcome
+
+    def _judged(self, job: Job, outcome: Outcome) -> Outcome:
+        """Judge a run by a metric that only this process has."""
+        began = time.monotonic()
+        with self._computing():
+            network = job.build()
+            network.load_state_dict(outcome.weights)
+            score, loss, finite = self.task.judge(network.to(self.task.device))
+        return replace(
+            outcome,
+            score=score if outcome.finite else math.nan,
+            loss=loss,
+            finite=outcome.finite and finite,
+            judging=time.monotonic() - began,
+        )
+
+    # ---- deaths ---------------------------------------------------------------------------
+
+    def _end_silent(self, waiting: _Queue) -> None:
+        """Give up workers that say nothing; one of a cluster may wait for room before it starts."""
+        late = time.monotonic() - SILENT_SECONDS
+        for number, worker in list(self._workers.items()):
+            if worker.heard < late and (worker.held or not self._transport.remote):
+                self._transport.end(number)
+                self._died(number, worker, "its process says nothing any more", waiting)
+
+    def _died(self, number: int, worker: _Worker, reason: str, waiting: _Queue) -> None:
+        """Start the runs of a dead worker again, unless it was their last try."""
+        del self._workers[number]
+        for run, (job, sent) in worker.held.items():
+            self._tries[run] += 1
+            if self._tries[run] >= TRIES:
+                raise EsperError(
+                    f"run {run}: {reason}, at {TRIES} of {TRIES} tries; what is finished is kept: "
+                    f"go on with fewer workers, or a smaller batch size"
+                )
+            waiting.again.append((job, sent))
+        if not worker.held:
+            self._stillborn[number] += 1
+        if (
+            not self._workers
+            and min(self._stillborn[n] for n in range(len(self._devices))) >= TRIES
+        ):
+            self.note = f"no worker starts ({reason})"
+
+    def _abandon(self) -> None:
+        """End workers whose runs nobody waits for."""
+        for number, worker in list(self._workers.items()):
+            if worker.held:
+                self._transport.end(number)
+                del self._workers[number]
+
+    def close(self) -> None:
+        """End all workers."""
+        self._transport.close()
+        self._workers.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

@@ -1,0 +1,387 @@
+"""Runs in several processes: results of one, whatever happens to the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from esper.growing.trainers import workers as module
+from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.job import Job, Running
+from esper.growing.trainers.process_transport import ProcessTransport
+from esper.growing.trainers.shipping import Forms, describe_network, rebuild_network
+from esper.growing.trainers.task import Task
+from esper.growing.trainers.workers import WorkerTrainer, workers_for
+from esper.leyline.errors import EsperError
+from run_support import make_job, make_task, mlp, same, trained
+
+TESTS = Path(__file__).parents[2]
+
+
+class Crew:
+    """A trainer with workers, and what its ticks have shown."""
+
+    def __init__(self, task: Task, count: int = 2) -> None:
+        self.transport = ProcessTransport()
+        self.trainer = WorkerTrainer(task, count, transport=self.transport)
+        self.shown: list[list[Running]] = []
+
+    def tick(self, running) -> bool:
+        self.shown.append(list(running))
+        return False
+
+    def when(self, ready: Callable[[list[Running]], bool], do: Callable[[], None]):
+        """A tick that does something once; it is then done for good."""
+        done = []
+
+        def tick(running) -> bool:
+            self.tick(running)
+            if not done and ready(list(running)):
+                done.append(do())
+            return False
+
+        return tick
+
+    def make_ready(self, folder: Path) -> None:
+        """Train until all workers have taken a run."""
+        wanted = len(self.trainer._devices) + 1
+        most = 0
+
+        def endless() -> Iterator[Job]:
+            number = 1000
+            while most < wanted:
+                number += 1
+                yield make_job(number, folder, 30)
+
+        for _ in self.trainer.train(endless(), self.tick):
+            most = max(map(len, self.shown), default=0)
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory) -> Iterator[Crew]:
+    made = Crew(make_task())
+    made.make_ready(tmp_path_factory.mktemp("ready"))
+    yield made
+    made.trainer.close()
+
+
+@pytest.fixture
+def alone() -> Iterator[Callable[..., dict]]:
+    """Trains in one process with one thread."""
+    before = torch.get_num_threads()
+
+    def train(task: Task, jobs, tick=lambda running: False):
+        torch.set_num_threads(1)
+        try:
+            return trained(EagerTrainer(task), jobs, tick)
+        finally:
+            torch.set_num_threads(before)
+
+    return train
+
+
+def jobs_in(folder: Path, count: int = 6, batches: int = 40) -> list[Job]:
+    folder.mkdir(exist_ok=True)
+    return [make_job(number, folder, batches) for number in range(count)]
+
+
+# ---- without a worker ------------------------------------------------------------------------
+
+
+def test_short_searches_and_single_cores_have_no_workers():
+    assert workers_for(19.0, 16) == 0
+    assert workers_for(20.0, 16) == 15
+    assert workers_for(1e6, 1) == 0
+
+
+def test_a_network_from_its_description_has_the_order_modes_and_buffers_of_the_network():
+    network = mlp(6, 1)
+    network.norm.eval()
+    network.register_buffer("mask", torch.ones(3), persistent=False)
+    with network.graph.inserting_before(next(iter(network.graph.nodes)).next):
+        network.graph.create_node("get_attr", "mask")
+    form, values = describe_network(network)
+    again = rebuild_network(form, values)
+    assert [n for n, _ in again.named_parameters()] == [n for n, _ in network.named_parameters()]
+    assert list(again.state_dict()) == list(network.state_dict())
+    assert {n: m.training for n, m in again.named_modules()} == {
+        n: m.training for n, m in network.named_modules()
+    }
+    assert "mask" in dict(again.named_buffers())
+
+
+def test_a_kind_of_network_is_compared_with_its_description_once(monkeypatch):
+    forms, compared = Forms(make_task()), []
+    monkeypatch.setattr(Forms, "_same", lambda *args: compared.append(1) or True)
+    for seed in range(3):
+        assert forms.describe(mlp(6, seed)) is not None
+    assert len(compared) == 1
+    forms.describe(mlp(7, 0))
+    assert len(compared) == 2
+
+
+def own_loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def test_a_loss_of_the_users_is_computed_in_this_process(tmp_path, alone):
+    task = make_task(loss=own_loss)
+    trainer = WorkerTrainer(task, 2)
+    found = trained(trainer, jobs_in(tmp_path, 2))
+    assert not trainer._workers
+    assert "a loss of your own" in trainer.note
+    assert same(found[1], alone(task, jobs_in(tmp_path, 2))[1])
+
+
+def test_threads_and_generators_are_the_users_between_runs(tmp_path):
+    before, state = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        for _ in WorkerTrainer(make_task(), 0, threads=1).train(
+            iter(jobs_in(tmp_path, 2)), lambda running: False
+        ):
+            assert torch.get_num_threads() == 2
+            assert torch.equal(torch.get_rng_state(), state)
+    finally:
+        torch.set_num_threads(before)
+
+
+class Silent(ProcessTransport):
+    """Starts processes that never say anything."""
+
+    def start(self, worker, setup):
+        self._processes[worker] = subprocess.Popen(["sleep", "600"])
+
+
+def test_a_worker_that_hangs_at_its_start_blocks_nothing(tmp_path):
+    trainer = WorkerTrainer(make_task(), 1, transport=Silent())
+    assert len(trained(trainer, jobs_in(tmp_path, 3))) == 3
+    trainer.close()
+
+
+class Stillborn(ProcessTransport):
+    """Starts processes that die at once."""
+
+    def start(self, worker, setup):
+        super().start(worker, setup)
+        self._processes[worker].kill()
+
+
+def test_workers_that_die_at_their_start_are_done_without(tmp_path):
+    trainer = WorkerTrainer(make_task(), 1, transport=Stillborn())
+    assert len(trained(trainer, jobs_in(tmp_path, 3, 300))) == 3
+    assert "no worker starts (its process ended with status -9" in trainer.note
+    assert sum(trainer._stillborn.values()) == module.TRIES
+    trainer.close()
+
+
+# ---- with workers ----------------------------------------------------------------------------
+
+
+def test_runs_of_several_processes_are_those_of_one_bit_for_bit(crew, tmp_path, alone):
+    crew.shown.clear()
+    found = trained(crew.trainer, jobs_in(tmp_path, 8, 150), crew.tick)
+    expected = alone(crew.trainer.task, jobs_in(tmp_path, 8, 150))
+    assert found.keys() == expected.keys()
+    assert all(same(found[number], expected[number]) for number in expected)
+    assert max(map(len, crew.shown)) == 3, "all processes train"
+
+
+def test_workers_stay_for_the_next_runs_and_the_data_are_removed_at_the_end(tmp_path):
+    crew = Crew(make_task(), 1)
+    crew.make_ready(tmp_path)
+    pid, folder = crew.transport.pid(0), crew.trainer._folder
+    trained(crew.trainer, jobs_in(tmp_path, 4))
+    assert crew.transport.pid(0) == pid
+    assert (folder / "data").exists()
+    crew.trainer.close()
+    assert not folder.exists()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_stopped_runs_are_saved_judged_and_continued_to_the_same_end(crew, tmp_path, alone):
+    ticks = []
+
+    def stop(running) -> bool:
+        ticks.append(running)
+        return len(running) == 3 and all(one.trained > 0 for one in running)
+
+    jobs = jobs_in(tmp_path, 6, 4000)
+    cut = trained(crew.trainer, jobs, stop)
+    assert len(cut) == 3
+    assert all(0 < outcome.trained < 4000 for outcome in cut.values())
+    assert all(jobs[number].checkpoint.exists() for number in cut)
+    again = [make_job(number, tmp_path, 4000) for number in cut]
+    found = trained(crew.trainer, again)
+    (tmp_path / "fresh").mkdir()
+    number = max(cut)
+    expected = alone(crew.trainer.task, [make_job(number, tmp_path / "fresh", 4000)])
+    assert same(found[number], expected[number])
+
+
+def test_a_killed_worker_is_replaced_and_its_run_continues(crew, tmp_path, alone):
+    pid = crew.transport.pid(0)
+    crew.shown.clear()
+    tick = crew.when(
+        lambda running: len(running) == 3 and all(one.trained > 0 for one in running),
+        lambda: os.kill(pid, signal.SIGKILL),
+    )
+    found = trained(crew.trainer, jobs_in(tmp_path, 6, 1500), tick)
+    expected = alone(crew.trainer.task, jobs_in(tmp_path, 6, 1500))
+    assert all(same(found[number], expected[number]) for number in expected)
+    assert crew.transport.pid(0) != pid
+
+
+def test_a_run_whose_workers_die_three_times_is_one_line(tmp_path):
+    crew = Crew(make_task(), 1)
+    seen: set[int] = set()
+
+    def kill(running) -> bool:
+        pid = crew.transport.pid(0)
+        if len(running) == 2 and pid not in seen:
+            seen.add(pid)
+            os.kill(pid, signal.SIGKILL)
+        return False
+
+    endless = (make_job(number, tmp_path, 10**6) for number in range(2))
+    with pytest.raises(EsperError) as error:
+        trained(crew.trainer, endless, kill)
+    assert "status -9 (killed, or out of memory), at 3 of 3 tries" in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+    crew.trainer.close()
+
+
+def test_an_error_of_a_run_in_a_worker_reaches_the_caller(crew, tmp_path):
+    jobs = jobs_in(tmp_path, 6, 200)
+    for job in jobs[1:]:
+        job.checkpoint.write_bytes(b"nonsense")
+    with pytest.raises(EsperError, match="not the state of this run"):
+        trained(crew.trainer, jobs)
+    crew.make_ready(tmp_path)
+
+
+def test_a_metric_of_the_users_is_judged_by_the_search(tmp_path, alone):
+    calls = []
+
+    def mine(outputs, targets):
+        calls.append(os.getpid())
+        return float((outputs.argmax(1) == targets).float().mean()) * 2
+
+    task = make_task(metric=mine)
+    crew = Crew(task, 1)
+    crew.make_ready(tmp_path)
+    found = trained(crew.trainer, jobs_in(tmp_path), crew.tick)
+    crew.trainer.close()
+    expected = alone(task, jobs_in(tmp_path))
+    assert all(same(found[number], expected[number]) for number in expected)
+    assert set(calls) == {os.getpid()}
+
+
+class Mine(nn.Linear):
+    """A layer of the user's."""
+
+
+def test_networks_with_code_of_the_users_are_trained_in_this_process(crew, tmp_path, alone):
+    def own() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(Mine(8, 3))
+
+    def mixed() -> list[Job]:
+        builds = [own, own, None, own, None, None]
+        return [make_job(n, tmp_path, 60, build) for n, build in enumerate(builds)]
+
+    found = trained(crew.trainer, mixed())
+    expected = alone(crew.trainer.task, mixed())
+    assert all(same(found[number], expected[number]) for number in expected)
+    assert len(found) == 6
+
+
+SCRIPT = """
+import os, sys, tempfile
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from run_support import make_job, make_task, mlp
+from esper.growing.trainers.workers import WorkerTrainer
+
+print("once", flush=True)
+trainer = WorkerTrainer(make_task(), 2)
+folder = Path(tempfile.mkdtemp())
+most = 0
+def tick(running):
+    global most
+    if len(running) == 3 and most < 3:
+        print("all train", flush=True)
+    most = max(most, len(running))
+    return False
+def jobs():
+    number = 0
+    while most < 3 or {forever}:
+        number += 1
+        yield make_job(number, folder, {batches}, lambda number=number: mlp(5, number))
+for outcome in trainer.train(jobs(), tick):
+    pass
+trainer.close()
+"""
+
+
+def script(forever: bool) -> subprocess.Popen[str]:
+    text = SCRIPT.format(tests=str(TESTS), forever=forever, batches=10**7 if forever else 30)
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", text], stdout=pipe, stderr=pipe, text=True,
+                            env=env, start_new_session=True)  # fmt: skip
+
+
+def test_a_script_without_a_main_guard_runs_once_and_may_give_lambdas():
+    running = script(forever=False)
+    said, errors = running.communicate(timeout=120)
+    assert running.returncode == 0, errors
+    assert said.splitlines() == ["once", "all train"]
+    assert errors == ""
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_workers_end_within_five_seconds_of_a_killed_search():
+    running = script(forever=True)
+    try:
+        assert running.stdout.readline() == "once\n"
+        assert running.stdout.readline() == "all train\n"
+        workers = children(running.pid)
+        assert len(workers) == 2
+        running.kill()
+        running.wait()
+        until = time.monotonic() + 5
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        running.kill()
+
+
+def test_ctrl_c_is_for_the_search_alone():
+    running = script(forever=True)
+    try:
+        running.stdout.readline(), running.stdout.readline()
+        workers = children(running.pid)
+        for pid in workers:
+            os.kill(pid, signal.SIGINT)
+        time.sleep(1)
+        assert all(Path(f"/proc/{pid}").exists() for pid in workers)
+        os.killpg(running.pid, signal.SIGINT)
+        _, errors = running.communicate(timeout=20)
+        assert errors.count("KeyboardInterrupt") == 1
+        assert errors.count("Traceback") == 1
+    finally:
+        running.kill()
