@@ -121,6 +121,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "TOPOLOGIES",
         "slot_id",
         "parse_slot_id",
+        "is_slot_id",
         "InjectionSpec",
         "SlotReport",
     ),
@@ -421,6 +422,7 @@ if TYPE_CHECKING:
     from esper.leyline.slots import InjectionSpec as InjectionSpec
     from esper.leyline.slots import SlotReport as SlotReport
     from esper.leyline.slots import Topology as Topology
+    from esper.leyline.slots import is_slot_id as is_slot_id
     from esper.leyline.slots import parse_slot_id as parse_slot_id
     from esper.leyline.slots import slot_id as slot_id
     from esper.leyline.stages import ADVANCE_TO as ADVANCE_TO
