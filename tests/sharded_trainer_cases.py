@@ -35,6 +35,7 @@ from esper.tasks.objectives import make_training_loss
 Found = dict[str, Any]
 SMALL_UNITS = 50
 """Parameters from which a network is cut into units."""
+DEVICE = os.environ.get("ESPER_TEST_DEVICE", "cpu")
 
 
 class Turned(nn.Module):
@@ -204,7 +205,9 @@ def make_task(case: Case) -> Task:
     metric = make_metric("log_loss", loss, train.targets, train.targets)
     model = case.model()
     inputs = Inputs.of(model, train.values[0])
-    return Task(inputs, train, val, scalar_loss(loss), metric, torch.device("cpu"), amp=case.amp)
+    device = torch.device(DEVICE)
+    train, val = train.to(device), val.to(device)
+    return Task(inputs, train, val, scalar_loss(loss), metric, device, amp=case.amp)
 
 
 def make_job(case: Case, file: Path, seed: int = 100) -> Job:
@@ -238,7 +241,7 @@ def eager(name: str, folder: Path) -> Found:
 def join() -> ShardRanks:
     from esper.growing.ranks import ranks_of
 
-    ranks = ranks_of("sharded", "cpu")
+    ranks = ranks_of("sharded", DEVICE)
     assert isinstance(ranks, ShardRanks)
     return ranks
 
@@ -280,6 +283,18 @@ def signalled(folder: Path) -> Found:
         return False
 
     return found(train(CASES["conv"], folder / "signalled.safetensors", tick))
+
+
+def last_batch(folder: Path) -> Found:
+    """A rank stops all after the last batch of the first of two runs."""
+    ranks, case = join(), CASES["conv"]
+    jobs = iter([make_job(case, folder / "none"), make_job(case, folder / "none")])
+
+    def tick(running: Sequence[Running]) -> bool:
+        return not ranks.first and running[0].trained == case.batches
+
+    (outcome,) = ShardedTrainer(make_task(case), ranks).train(jobs, tick)
+    return found(outcome) | {"stopped": ranks.stopped}
 
 
 class Read(StreamReader):
@@ -342,6 +357,7 @@ OTHERS = {
     "stopped": stopped,
     "resumed": resumed,
     "signalled": signalled,
+    "last batch": last_batch,
     "streamed": streamed,
     "memory": memory,
 }

@@ -54,19 +54,21 @@ class ShardedTrainer:
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end; outcomes are the same on all ranks.
 
-        Call it inside `ranks.interruptible()`: Ctrl-C on one rank then stops all of them.
+        Call it inside `ranks.interruptible()`: Ctrl-C on one rank then stops all of them, as a
+        `tick` that says so on one rank does.
         """
-        while (job := self.ranks.together(lambda: next(jobs, None))) is not None:
+        stopped = False
+        while not (stopped or self.ranks.stop(False)):
+            job = self.ranks.together(lambda: next(jobs, None))
+            if job is None:
+                return
             with forked_rng(0, self.task.device):  # the user's generators stay as they are
                 outcome, stopped = self._run(job, tick)
             gc.collect()  # FSDP2's hooks refer to each other: their memory is not free before
             yield outcome
-            if stopped:
-                return
 
     def _run(self, job: Job, tick: Tick) -> tuple[Outcome, bool]:
         ranks = self.ranks
-        ranks.stop(False)  # what all ranks now know as the time
         began = saved = ranks.now()
         program = ShardedProgram(job, self.task, ranks.shards, self._small)
         earlier, stopped = program.seconds, False
@@ -80,10 +82,10 @@ class ShardedTrainer:
             program.seconds = earlier + ranks.now() - began
             rest = _batches_to_tick(known, (program.trained, ranks.now()))
             known = program.trained, ranks.now()
-            if stopped or ranks.now() - saved > SAVE_SECONDS:
+            if not program.done and (stopped or ranks.now() - saved > SAVE_SECONDS):
                 program.save()
                 saved = ranks.now()
-        return program.outcome(self.how()), stopped and not program.done
+        return program.outcome(self.how()), stopped
 
     def how(self) -> How:
         """How its runs are computed."""
@@ -197,9 +199,11 @@ class ShardedProgram(Program):
         # One message; each keeps its own type.
         flat = self.shards.add_(torch.cat([part.double() for part in sums]))
         for param in trained:
-            flag, found, flat = flat.split([1, param.numel(), len(flat) - 1 - param.numel()])
-            # SYNC: networks with scalar parameters alone
-            param.grad = found.view(param.shape).to(param.dtype) if flag.item() else None
+            size = param.numel()
+            flag, found, flat = flat[:1], flat[1 : 1 + size], flat[1 + size :]
+            # SYNC: parameters alone that no sample of this rank has used
+            if param.grad is not None or flag.item():
+                param.grad = found.view(param.shape).to(param.dtype)
 
     def _clip(self, longest: float) -> None:
         """Scale the gradients of all ranks down together, as `clip_grad_norm_` does."""
