@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -152,6 +153,18 @@ class Tracking(nn.Module):
         return self.head(self.norm(x.view(-1, 2, 3)).flatten(1))
 
 
+class Keeping(nn.Module):
+    """Computes with a parameter that it has put into a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.kept = [self.head.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.kept[0])
+
+
 @dataclass(frozen=True)
 class Case:
     model: Callable[[], nn.Module]
@@ -168,6 +181,7 @@ class Case:
 CASES = {
     "conv": Case(Conv, "images"),
     "tokens": Case(Tokens, "tokens", optimizer="sgd", clip=0.1),
+    "traced": Case(lambda: torch.fx.symbolic_trace(Conv()), "images"),
     "sgd": Case(Conv, "images", optimizer="sgd", clip=0.0),
     "one unit": Case(Conv, "images", small=10**6),
     "recurrent": Case(Recurrent),
@@ -180,6 +194,7 @@ CASES = {
 FAILING = {
     "mixing": Case(Mixing),
     "tracking": Case(Tracking),
+    "keeping": Case(Keeping),
     "other network": Case(Conv, "images"),
     "no network": Case(Conv, "images"),
     "bad tick": Case(Conv, "images"),

@@ -160,6 +160,7 @@ def test_no_run_is_taken_after_a_stop(tmp_path):
     [
         ("mixing", "depends on the other samples of the batch"),
         ("tracking", "Tracking updates its buffer 'norm.running_mean'"),
+        ("keeping", "Keeping.kept holds a parameter"),
         ("other network", "rank 1: other network than on rank 0"),
         ("no network", "no network today"),
         ("bad tick", "no time"),

@@ -127,8 +127,8 @@ class ShardedProgram(Program):
             _take_from_first(value, shards)
         calls = shards.together(lambda: _tried(network, self.task))
         units = choose_units(network, calls, self._small)
-        named = dict(network.named_parameters(remove_duplicate=False))
-        shapes = {name: param.shape for name, param in named.items()}
+        # Shapes alone: whoever keeps a parameter keeps it whole, on the device.
+        shapes = {n: p.shape for n, p in network.named_parameters(remove_duplicate=False)}
         self.copied = _not_cut(network)
         """Parameters that every rank has whole."""
         _cut(network, units, set(self.copied), shards)
@@ -423,6 +423,33 @@ def _cut(
         # Every rank's gradient is of its share of one loss: they add up, and no mean is taken.
         cut.set_gradient_divide_factor(1.0)
         cut.set_force_sum_reduction_for_comms(True)
+
+    for part in network.modules():
+        if isinstance(part, nn.RNNBase):
+            part.register_forward_pre_hook(_hold_weights)
+        elif held := _held_elsewhere(part, copied):
+            raise EsperError(
+                f"{_name(network)} cannot be cut over ranks: {_name(part)}.{held} holds a "
+                f"parameter beside the module's own; use the parameter itself in forward, or "
+                f"train it without ranks"
+            )
+
+
+def _hold_weights(part: nn.RNNBase, args: Any) -> None:
+    """Recurrent layers compute with a list of their weights, which FSDP2 replaces."""
+    part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+
+
+def _held_elsewhere(part: nn.Module, copied: set[nn.Parameter]) -> str | None:
+    """Attribute of a module that holds a parameter which was cut, and no longer trains."""
+    for name, value in vars(part).items():
+        if name in ("_parameters", "_modules"):
+            continue
+        for leaf in tree_leaves(value):
+            whole = isinstance(leaf, nn.Parameter) and not hasattr(leaf, "to_local")
+            if whole and leaf not in copied:
+                return name
+    return None
 
 
 def _copy_views(unit: nn.Module, args: Any, out: Any) -> Any:
