@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -35,6 +36,7 @@ from esper.tasks.objectives import make_training_loss
 Found = dict[str, Any]
 SMALL_UNITS = 50
 """Parameters from which a network is cut into units."""
+DEVICE = os.environ.get("ESPER_TEST_DEVICE", "cpu")
 
 
 class Turned(nn.Module):
@@ -151,6 +153,18 @@ class Tracking(nn.Module):
         return self.head(self.norm(x.view(-1, 2, 3)).flatten(1))
 
 
+class Keeping(nn.Module):
+    """Computes with a parameter that it has put into a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+        self.kept = [self.head.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.kept[0])
+
+
 @dataclass(frozen=True)
 class Case:
     model: Callable[[], nn.Module]
@@ -167,6 +181,7 @@ class Case:
 CASES = {
     "conv": Case(Conv, "images"),
     "tokens": Case(Tokens, "tokens", optimizer="sgd", clip=0.1),
+    "traced": Case(lambda: torch.fx.symbolic_trace(Conv()), "images"),
     "sgd": Case(Conv, "images", optimizer="sgd", clip=0.0),
     "one unit": Case(Conv, "images", small=10**6),
     "recurrent": Case(Recurrent),
@@ -179,6 +194,7 @@ CASES = {
 FAILING = {
     "mixing": Case(Mixing),
     "tracking": Case(Tracking),
+    "keeping": Case(Keeping),
     "other network": Case(Conv, "images"),
     "no network": Case(Conv, "images"),
     "bad tick": Case(Conv, "images"),
@@ -204,7 +220,9 @@ def make_task(case: Case) -> Task:
     metric = make_metric("log_loss", loss, train.targets, train.targets)
     model = case.model()
     inputs = Inputs.of(model, train.values[0])
-    return Task(inputs, train, val, scalar_loss(loss), metric, torch.device("cpu"), amp=case.amp)
+    device = torch.device(DEVICE)
+    train, val = train.to(device), val.to(device)
+    return Task(inputs, train, val, scalar_loss(loss), metric, device, amp=case.amp)
 
 
 def make_job(case: Case, file: Path, seed: int = 100) -> Job:
@@ -238,7 +256,7 @@ def eager(name: str, folder: Path) -> Found:
 def join() -> ShardRanks:
     from esper.growing.ranks import ranks_of
 
-    ranks = ranks_of("sharded", "cpu")
+    ranks = ranks_of("sharded", DEVICE)
     assert isinstance(ranks, ShardRanks)
     return ranks
 
@@ -280,6 +298,18 @@ def signalled(folder: Path) -> Found:
         return False
 
     return found(train(CASES["conv"], folder / "signalled.safetensors", tick))
+
+
+def last_batch(folder: Path) -> Found:
+    """A rank stops all after the last batch of the first of two runs."""
+    ranks, case = join(), CASES["conv"]
+    jobs = iter([make_job(case, folder / "none"), make_job(case, folder / "none")])
+
+    def tick(running: Sequence[Running]) -> bool:
+        return not ranks.first and running[0].trained == case.batches
+
+    (outcome,) = ShardedTrainer(make_task(case), ranks).train(jobs, tick)
+    return found(outcome) | {"stopped": ranks.stopped}
 
 
 class Read(StreamReader):
@@ -342,6 +372,7 @@ OTHERS = {
     "stopped": stopped,
     "resumed": resumed,
     "signalled": signalled,
+    "last batch": last_batch,
     "streamed": streamed,
     "memory": memory,
 }

@@ -35,6 +35,8 @@ class Ranks:
     size = 1
     device: torch.device | None = None
     """Device of this rank; None: as the settings say."""
+    stopped = False
+    """Whether the ranks have agreed on stopping."""
 
     def now(self) -> float:
         """Seconds on the clock of the search."""
@@ -47,10 +49,11 @@ class Ranks:
         """
 
     def stop(self, mine: bool) -> bool:
-        """Agree on the time, and on stopping: True on all ranks if one has to, or is told to.
+        """Agree on the time, and on stopping: True on all ranks if one has to, or was told to.
 
         All ranks call it at the same point; unlike `agree` it raises nothing.
         """
+        self.stopped = self.stopped or mine
         return mine
 
     def measured(self, value: float) -> float:
@@ -116,7 +119,7 @@ class ShardRanks(Ranks):
             torch.tensor(both, dtype=torch.float64, device=self.device)
         ).tolist()
         if stopping:
-            self._stopping = False
+            self._stopping, self.stopped = False, True
         return bool(stopping)
 
     def measured(self, value: float) -> float:

@@ -148,11 +148,19 @@ def test_an_interrupt_on_one_rank_stops_all(tmp_path):
 
 
 @pytest.mark.slow
+def test_no_run_is_taken_after_a_stop(tmp_path):
+    found = run_ranks(RANKS, tmp_path, "last batch")
+    assert all(found("last batch", rank)["stopped"] for rank in range(RANKS))
+    assert int(found("last batch", 0)["numbers"][0]) == CASES["conv"].batches
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("mixing", "depends on the other samples of the batch"),
         ("tracking", "Tracking updates its buffer 'norm.running_mean'"),
+        ("keeping", "Keeping.kept holds a parameter"),
         ("other network", "rank 1: other network than on rank 0"),
         ("no network", "no network today"),
         ("bad tick", "no time"),

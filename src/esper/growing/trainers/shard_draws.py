@@ -25,11 +25,11 @@ LIKE: Final = frozenset({_aten.rand_like.default, _aten.randn_like.default, _ate
 SIZED: Final = frozenset({_aten.rand.default, _aten.randn.default})
 
 
-class WholeBatchDraws(TorchDispatchMode):
+class WholeBatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Lets random operations of a rank draw for the whole batch inside the block."""
 
     def __init__(self, share: BatchShare) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._share = share
 
     def __torch_dispatch__(

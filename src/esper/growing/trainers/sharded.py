@@ -56,19 +56,21 @@ class ShardedTrainer:
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end; outcomes are the same on all ranks.
 
-        Call it inside `ranks.interruptible()`: Ctrl-C on one rank then stops all of them.
+        Call it inside `ranks.interruptible()`: Ctrl-C on one rank then stops all of them, as a
+        `tick` that says so on one rank does.
         """
-        while (job := self.ranks.together(lambda: next(jobs, None))) is not None:
+        stopped = False
+        while not (stopped or self.ranks.stop(False)):
+            job = self.ranks.together(lambda: next(jobs, None))
+            if job is None:
+                return
             with forked_rng(0, self.task.device):  # the user's generators stay as they are
                 outcome, stopped = self._run(job, tick)
             gc.collect()  # FSDP2's hooks refer to each other: their memory is not free before
             yield outcome
-            if stopped:
-                return
 
     def _run(self, job: Job, tick: Tick) -> tuple[Outcome, bool]:
         ranks = self.ranks
-        ranks.stop(False)  # what all ranks now know as the time
         began = saved = ranks.now()
         program = ShardedProgram(job, self.task, ranks.shards, self._small)
         earlier, stopped = program.seconds, False
@@ -82,10 +84,10 @@ class ShardedTrainer:
             program.seconds = earlier + ranks.now() - began
             rest = _batches_to_tick(known, (program.trained, ranks.now()))
             known = program.trained, ranks.now()
-            if stopped or ranks.now() - saved > SAVE_SECONDS:
+            if not program.done and (stopped or ranks.now() - saved > SAVE_SECONDS):
                 program.save()
                 saved = ranks.now()
-        return program.outcome(self.how()), stopped and not program.done
+        return program.outcome(self.how()), stopped
 
     def how(self) -> How:
         """How its runs are computed."""
@@ -127,8 +129,8 @@ class ShardedProgram(Program):
             _take_from_first(value, shards)
         calls = shards.together(lambda: _tried(network, self.task))
         units = choose_units(network, calls, self._small)
-        named = dict(network.named_parameters(remove_duplicate=False))
-        shapes = {name: param.shape for name, param in named.items()}
+        # Shapes alone: whoever keeps a parameter keeps it whole, on the device.
+        shapes = {n: p.shape for n, p in network.named_parameters(remove_duplicate=False)}
         self.copied = _not_cut(network)
         """Parameters that every rank has whole."""
         _cut(network, units, set(self.copied), shards)
@@ -199,9 +201,11 @@ class ShardedProgram(Program):
         # One message; each keeps its own type.
         flat = self.shards.add_(torch.cat([part.double() for part in sums]))
         for param in trained:
-            flag, found, flat = flat.split([1, param.numel(), len(flat) - 1 - param.numel()])
-            # SYNC: networks with scalar parameters alone
-            param.grad = found.view(param.shape).to(param.dtype) if flag.item() else None
+            size = param.numel()
+            flag, found, flat = flat[:1], flat[1 : 1 + size], flat[1 + size :]
+            # SYNC: parameters alone that no sample of this rank has used
+            if param.grad is not None or flag.item():
+                param.grad = found.view(param.shape).to(param.dtype)
 
     def _clip(self, longest: float) -> None:
         """Scale the gradients of all ranks down together, as `clip_grad_norm_` does."""
@@ -422,6 +426,33 @@ def _cut(
         # Every rank's gradient is of its share of one loss: they add up, and no mean is taken.
         cut.set_gradient_divide_factor(1.0)
         cut.set_force_sum_reduction_for_comms(True)
+
+    for part in network.modules():
+        if isinstance(part, nn.RNNBase):
+            part.register_forward_pre_hook(_hold_weights)
+        elif held := _held_elsewhere(part, copied):
+            raise EsperError(
+                f"{_name(network)} cannot be cut over ranks: {_name(part)}.{held} holds a "
+                f"parameter beside the module's own; use the parameter itself in forward, or "
+                f"train it without ranks"
+            )
+
+
+def _hold_weights(part: nn.RNNBase, args: Any) -> None:
+    """Recurrent layers compute with a list of their weights, which FSDP2 replaces."""
+    part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+
+
+def _held_elsewhere(part: nn.Module, copied: set[nn.Parameter]) -> str | None:
+    """Attribute of a module that holds a parameter which was cut, and no longer trains."""
+    for name, value in vars(part).items():
+        if name in ("_parameters", "_modules"):
+            continue
+        for leaf in tree_leaves(value):
+            whole = isinstance(leaf, nn.Parameter) and not hasattr(leaf, "to_local")
+            if whole and leaf not in copied:
+                return name
+    return None
 
 
 def _copy_views(unit: nn.Module, args: Any, out: Any) -> Any:
