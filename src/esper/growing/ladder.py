@@ -229,7 +229,7 @@ class Ladder:
     def _neighbours(
         self, rung: int, rows: Sequence[Row], generator: np.random.Generator
     ) -> Iterator[Row]:
-        """Networks that differ from one of the frontier in rate, width or a seed, without end."""
+        """Networks that differ from one of the frontier in rate, width or a seed."""
         done = [row for row in finished(rows) if not row.diverged]
         front = self._front(done)
         if not front:
@@ -237,7 +237,7 @@ class Ladder:
         length = self._length(rung)
         for parent in reversed(front):
             yield from self._other_rates(parent, rung, length)
-        while True:
+        for _ in range(100 * MOST_RUNS):
             parent = front[-1] if generator.random() < 0.5 else _pick(front, generator)
             several = len(self.networks.variants) > 1
             if generator.random() < (SEED_SHARE if several else 1.0):
@@ -248,18 +248,21 @@ class Ladder:
                 yield from self._other_widths(parent, rung, length, generator)
 
     def _other_rates(self, parent: Row, rung: int, length: int) -> Iterator[Row]:
-        recipe = replace(parent.recipe, batches=length)
-        tried = self.settings.rates
         steps = (RATE_STEP, 1.0 / RATE_STEP) if self.settings.more_rates else ()
-        for rate in (*(parent.recipe.lr * step for step in steps), *tried):
-            low, high = RATE_LIMITS
-            if low <= rate <= high and not math.isclose(rate, parent.recipe.lr):
-                near = replace(recipe, lr=float(f"{rate:.4g}"))
-                origin: Origin = parent.origin if parent.start is None else "seeds"
-                row = self._row(
+        origin: Origin = parent.origin if parent.start is None else "seeds"
+        low, high = RATE_LIMITS
+        for rate in (*(parent.recipe.lr * step for step in steps), *self.settings.rates):
+            lr = self._known_rate(rate)
+            if low <= lr <= high and lr != parent.recipe.lr:
+                near = replace(parent.recipe, batches=length, lr=lr)
+                yield self._row(
                     rung, 0, parent.variant, parent.topology, near, origin, parent.number
                 )
-                yield row
+
+    def _known_rate(self, rate: float) -> float:
+        """The rate, or one of the first that is as good as the same."""
+        first = (one for one in self.settings.rates if math.isclose(one, rate, rel_tol=1e-2))
+        return next(first, float(f"{rate:.4g}"))
 
     def _other_widths(
         self, parent: Row, rung: int, length: int, generator: np.random.Generator
@@ -392,7 +395,8 @@ class Ladder:
             return 0.0
         least, most = float(_sizes(done).min()), float(_sizes(done).max())
         worst = self.settings.worst
-        worst = 0.0 if math.isnan(worst) else min(worst, 0.99)
+        worst = float(_merits(done).min()) if math.isnan(worst) else worst
+        worst = min(worst, 0.99)
         return hypervolume(_merits(some), _sizes(some), 2.0 * most, least, worst)
 
 

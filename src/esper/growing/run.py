@@ -427,6 +427,8 @@ class GrowRun:
             "class weights": "" if classes is None else str(torch.as_tensor(classes).tolist()),
             "label smoothing": f"{settings.label_smoothing:g}",
             "epochs": str(settings.epochs),
+            "widths": "auto" if settings.widths == "auto" else str(sorted(settings.widths)),
+            "output": json.dumps(settings.output),
             "policy": settings.search_policy,
         }
         return tuple(given.items())
@@ -451,9 +453,6 @@ class GrowRun:
             "blueprints": "blueprints",
         }
         pairs = [(text, getattr(before, name), getattr(now, name)) for name, text in words.items()]
-        asked = self.settings.widths
-        if asked != "auto" and named_widths(before.variants) and len(before.variants) > 1:
-            pairs.append(("widths", sorted(named_widths(before.variants)), sorted(asked)))
         later = dict(now.settings)
         pairs += [(name, old, later.get(name)) for name, old in before.settings]
         for text, old, new in pairs:

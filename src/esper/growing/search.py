@@ -198,10 +198,12 @@ class Search:
         self._wall += self.clock.seconds - began
         if self._wall > 0 and self._busy > 0:
             self.clock.parallel = max(1.0, self._busy / self._wall)
-        self._keep_best()
+        gone = self._forget()
         self._observer.on_rung(self)
         self._save()
-        if not self._over():
+        for number in gone:  # after the table says so: a resume never looks for what is gone
+            self._store.drop_weights(number)
+        if not self._stop.asked or not self.table.open_rows():
             self._ranks.on_first(self._observer.on_saved)
 
     def _jobs(self, rows: Sequence[Row]) -> Iterator[Job]:
@@ -224,7 +226,9 @@ class Search:
         if outcome.trained > row.trained:
             share = (outcome.trained - row.trained) / outcome.trained
             self._busy += outcome.seconds * share
-        done = not outcome.finite or outcome.trained >= row.recipe.batches
+        # A run that was cut may have outputs that are not finite yet: BatchNorm, a few batches in.
+        lost = not all(math.isfinite(loss) for _, loss in outcome.curve)
+        done = lost or outcome.trained >= row.recipe.batches
         self._store.save_weights(outcome.number, outcome.weights)
         fresh = replace(
             row,
@@ -250,16 +254,13 @@ class Search:
             rows[row.number] = row
         self.table = replace(self.table, rows=tuple(rows))
 
-    def _keep_best(self) -> None:
-        """Drop the weights of runs that can be neither returned nor grown from."""
+    def _forget(self) -> list[int]:
+        """Runs that can be neither returned nor grown from, from now on without weights."""
         kept = frontier_numbers(self.table.rows) | control_numbers(self.table.rows)
-        gone = [r for r in self.table.rows if r.saved and r.ended and r.number not in kept]
-        gone = [row for row in gone if row.status == "finished"]
-        needed = {row.start for row in self.table.open_rows()}
-        for row in gone:
-            if row.number not in needed:
-                self._store.drop_weights(row.number)
-                self._replace([replace(row, saved=False)])
+        kept |= {row.start for row in self.table.open_rows() if row.start is not None}
+        gone = [r for r in finished(self.table.rows) if r.saved and r.number not in kept]
+        self._replace([replace(row, saved=False) for row in gone])
+        return [row.number for row in gone]
 
     def _save(self) -> None:
         self.table = replace(self.table, seconds=self.clock.seconds)

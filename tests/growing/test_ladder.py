@@ -1,0 +1,301 @@
+"""Proposals of the ladder: pure, new, within the caps and the budget, the model itself first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.growing.budget import Budget
+from esper.growing.ladder import (
+    LARGEST_SHARE,
+    LEAST_BATCHES,
+    MOST_RUNS,
+    RATE_LIMITS,
+    SHARES,
+    Ladder,
+)
+from esper.growing.runs import Recipe, Row, Table
+from search_support import RATES, RECIPE, FakeNetworks, ended, ladder, quality, row
+
+
+def price(one: Row) -> float:
+    """As a share of twelve full runs."""
+    return one.cost * one.recipe.batches / (12 * RECIPE.batches)
+
+
+def climb(made: Ladder, rungs: int, score=quality, left: float = 1.0) -> Table:
+    """The table after some rungs, a first run included."""
+    table = ended(Table(), [made.sized(made.first())], score)
+    for _ in range(rungs):
+        rows, _ = made.next_rung(table, left, price)
+        table = ended(table, rows, score)
+    return table
+
+
+def of_rung(table: Table, rung: int) -> list[Row]:
+    return [one for one in table.rows if one.rung == rung]
+
+
+def test_the_first_run_is_the_model_as_given_in_full():
+    made = ladder()
+    first = made.sized(made.first())
+    assert (first.number, first.rung, first.variant, first.origin) == (0, 0, 0, "given")
+    assert first.topology == ("", "")
+    assert first.recipe == RECIPE
+    assert (first.params, first.macs, first.cost) == (100, 200, 1.0)
+    assert first.start is first.parent is None
+
+
+def test_rung_1_has_the_model_at_every_rate_then_other_widths_near_its_own_first():
+    rows = of_rung(climb(ladder(), 1), 1)
+    assert [(r.variant, r.recipe.lr) for r in rows[:3]] == [(0, rate) for rate in RATES]
+    assert {r.recipe.batches for r in rows} == {RECIPE.batches // 9}
+    assert [r.params for r in rows[3:6]] == [50, 200, 400], "by their distance to 100"
+    assert {r.recipe.lr for r in rows[3:6]} == {0.01}
+    assert [r.recipe.lr for r in rows[6:]] == [0.03] * len(rows[6:]) != []
+    assert {r.origin for r in rows[3:]} == {"width"}
+
+
+def test_numbers_and_rungs_go_on_and_no_run_comes_twice():
+    table = climb(ladder(), 5)
+    assert [one.number for one in table.rows] == list(range(len(table.rows)))
+    assert [one.rung for one in table.rows] == sorted(one.rung for one in table.rows)
+    assert table.rungs == 6
+    assert len({one.key for one in table.rows}) == len(table.rows)
+
+
+@pytest.mark.parametrize("policy", ["ladder", "random"])
+def test_networks_are_within_the_caps(policy):
+    for budget in (Budget(params=190), Budget(macs=380)):
+        table = climb(ladder(FakeNetworks(budget=budget), policy=policy), 4)
+        assert max(one.params for one in table.rows) <= 190
+        assert len({one.params for one in table.rows}) > 2
+
+
+def test_survivors_are_the_frontier_for_three_times_as_long():
+    table = climb(ladder(), 1)
+    best = max(of_rung(table, 1), key=lambda one: one.merit)
+    smallest = min(of_rung(table, 1), key=lambda one: (one.params, -one.merit))
+    rows, _ = ladder().next_rung(table, 1.0, price)
+    again = {(r.parent, r.recipe.batches) for r in rows}
+    assert {(best.number, RECIPE.batches // 3), (smallest.number, RECIPE.batches // 3)} <= again
+    full = of_rung(climb(ladder(), 3), 3)
+    assert {r.recipe.batches for r in full} == {RECIPE.batches}
+
+
+def test_of_many_a_third_goes_on_and_the_whole_frontier():
+    made = ladder(FakeNetworks(params=(100,)))
+    rows = [row(n, 0.5 + 0.01 * n, rung=2, params=100 + n, trained=36,
+                recipe=replace(RECIPE, batches=36, lr=0.001 * (n + 1))) for n in range(9)]  # fmt: skip
+    kept = list(made._survivors(3, rows))
+    assert {one.parent for one in kept} == set(range(9)), "all of them are on the frontier"
+    level = [replace(one, params=100, score=0.5 - 0.01 * one.number) for one in rows]
+    assert [one.parent for one in made._survivors(3, level)] == [0, 1, 2]
+
+
+def test_the_model_itself_is_trained_in_full_at_its_best_rate():
+    def score(one: Row) -> float:
+        return 0.9 if one.origin == "given" and one.recipe.lr == RATES[0] else 0.3
+
+    full = [r for r in of_rung(climb(ladder(), 3, score), 3) if r.origin == "given"]
+    assert RATES[0] in {r.recipe.lr for r in full}
+
+
+def test_runs_that_diverged_go_nowhere():
+    def score(one: Row) -> float:
+        return math.nan if one.recipe.lr > 0.005 and one.number else quality(one)
+
+    table = climb(ladder(), 4, score)
+    lost = {one.number for one in table.rows if one.diverged}
+    assert lost
+    assert not lost & {one.parent for one in table.rows}
+    assert not lost & {one.start for one in table.rows}
+    nothing = climb(ladder(), 3, lambda one: math.nan)
+    assert all(one.parent is None for one in nothing.rows)
+
+
+@pytest.mark.parametrize(("best", "wanted"), [(0, RATES[0] / 3), (2, RATES[2] * 3)])
+def test_rates_extend_while_the_best_lies_at_an_edge(best, wanted):
+    def score(one: Row) -> float:
+        return 0.9 if one.recipe.lr == RATES[best] else 0.5
+
+    tried = {one.recipe.lr for one in climb(ladder(), 2, score).rows}
+    assert any(math.isclose(rate, wanted, rel_tol=1e-3) for rate in tried)
+
+
+def test_rates_that_the_user_named_are_the_only_ones_and_none_is_beyond_reason():
+    table = climb(ladder(more_rates=False), 6)
+    assert {one.recipe.lr for one in table.rows} <= set(RATES)
+    high = climb(ladder(), 7, lambda one: min(0.99, one.recipe.lr))
+    low, most = RATE_LIMITS
+    assert all(low <= one.recipe.lr <= most for one in high.rows)
+    assert max(one.recipe.lr for one in high.rows) > 0.2
+
+
+@pytest.mark.parametrize("networks", [FakeNetworks((100,), slots=0), FakeNetworks((100, 50), 0)])
+def test_where_nothing_new_is_left_the_search_is_over(networks):
+    made = ladder(networks, rates=(0.01,), more_rates=False, longer=1)
+    table = climb(made, 12)
+    rows, reason = made.next_rung(table, 1.0, price)
+    assert rows == []
+    assert "nothing" in reason
+    assert len(table.rows) <= 6
+
+
+@given(
+    left=st.floats(0.0, 1.0),
+    rungs=st.integers(0, 4),
+    seed=st.integers(0, 9),
+    policy=st.sampled_from(["ladder", "random"]),
+)
+def test_a_rung_costs_no_more_than_is_left(left, rungs, seed, policy):
+    made = ladder(seed=seed, policy=policy)
+    table = climb(made, rungs)
+    rows, reason = made.next_rung(table, left, price)
+    spent = sum(price(one) for one in rows)
+    assert spent <= SHARES.get(table.rungs, 1.0) * left * (1 + 1e-6)
+    assert len(rows) <= MOST_RUNS
+    assert bool(rows) != bool(reason)
+    for one in rows:
+        in_full = one.cost / 12
+        assert in_full <= max(LARGEST_SHARE * left, price(one)) * (1 + 1e-9)
+
+
+@given(st.integers(0, 20), st.integers(1, 5), st.sampled_from(["ladder", "random"]))
+def test_the_same_runs_lead_to_the_same_proposals(seed, rungs, policy):
+    table = climb(ladder(seed=seed, policy=policy), rungs)
+    slower = replace(table, seconds=99.0, rows=tuple(replace(r, seconds=7.0) for r in table.rows))
+    one, _ = ladder(seed=seed, policy=policy).next_rung(table, 1.0, price)
+    other, _ = ladder(seed=seed, policy=policy).next_rung(slower, 1.0, price)
+    assert one == other
+
+
+def test_another_seed_has_other_proposals():
+    one, other = (climb(ladder(seed=seed), 6).rows for seed in (0, 1))
+    assert {r.seed for r in one} == {0}
+    assert [r.key[:3] for r in one] != [r.key[:3] for r in other]
+
+
+def test_open_runs_tell_nothing():
+    """Whatever their score says: a run that was cut goes on later."""
+    made, table = ladder(), climb(ladder(), 1)
+    last = table.rows[-1]
+    cut = replace(last, status="cut", score=0.99)
+    rows, _ = made.next_rung(replace(table, rows=(*table.rows[:-1], cut)), 1.0, price)
+    assert cut.number not in {one.parent for one in rows}
+
+
+def test_at_random_networks_of_every_kind_are_trained_in_full():
+    table = climb(ladder(policy="random"), 3)
+    rest = table.rows[1:]
+    assert len(rest) > 10
+    assert {one.recipe.batches for one in rest} == {RECIPE.batches}
+    assert {one.recipe.lr for one in rest} == set(RATES)
+    assert len({one.variant for one in rest}) > 2
+    assert any(any(one.topology) for one in rest)
+    assert all(one.parent is one.start is None for one in rest)
+
+
+def test_seeds_are_planted_or_grown_from_a_finished_run_with_weights():
+    table = climb(ladder(), 7)
+    grown = [one for one in table.rows if one.start is not None]
+    planted = [one for one in table.rows if one.origin == "seeds"]
+    assert grown
+    assert planted
+    for one in grown:
+        parent = table.rows[one.start]
+        assert one.start == one.parent
+        assert one.variant == parent.variant
+        changed = [(a, b) for a, b in zip(parent.topology, one.topology, strict=True) if a != b]
+        assert len(changed) == 1
+        fewer = sum(map(bool, one.topology)) < sum(map(bool, parent.topology))
+        more = sum(map(bool, one.topology)) > sum(map(bool, parent.topology))
+        assert one.origin == ("grown" if more else "pruned")
+        assert more or fewer or all(changed[0])
+    bare = replace(table, rows=tuple(replace(one, saved=False) for one in table.rows))
+    rows, _ = ladder().next_rung(bare, 1.0, price)
+    assert all(one.start is None for one in rows), "their weights are gone"
+
+
+def test_a_grown_network_is_trained_again_from_its_own_start():
+    made = ladder()
+    grown = row(3, 0.9, origin="grown", start=1, parent=1, topology=("mlp", ""))
+    again = made._again(grown, 4, 324)
+    assert (again.start, again.origin, again.parent) == (None, "seeds", 3)
+
+
+def test_a_search_ends_after_two_full_rungs_without_progress():
+    made = ladder()
+    table = climb(made, 3)
+    best = max(one.merit for one in table.rows)
+    rungs = []
+    while True:
+        rows, reason = made.next_rung(table, 1.0, price)
+        if not rows:
+            break
+        rungs.append(table.rungs)
+        table = ended(table, rows, lambda one: best - 0.2)
+    assert reason == "nothing improved in 2 rungs"
+    assert rungs == [4, 5]
+
+
+def test_progress_keeps_it_going():
+    made, score = ladder(), iter(np.linspace(0.5, 0.99, 4000))
+    table = climb(made, 9, lambda one: float(next(score)))
+    assert table.rungs == 10
+
+
+def test_a_metric_without_a_known_worst_and_best_is_searched_as_well():
+    """Lower is better, and far above 1."""
+    value = iter(np.linspace(900.0, 3.0, 1000))
+    made = ladder(lower_is_better=True, worst=math.nan, best=math.nan)
+    table = climb(made, 9, lambda one: float(next(value)))
+    assert table.rungs == 10
+
+
+def test_length_pays_where_longer_runs_were_better():
+    made = ladder(longer=9)
+    longer = [one for one in climb(made, 5).rows if one.recipe.batches > RECIPE.batches]
+    assert {one.recipe.batches for one in longer} >= {3 * RECIPE.batches}
+    assert max(one.recipe.batches for one in longer) <= 9 * RECIPE.batches
+    flat = climb(ladder(longer=9), 5, lambda one: 0.5 + 0.0001 * one.params)
+    assert {one.recipe.batches for one in flat.rows if one.rung > 2} == {RECIPE.batches}
+    asked = climb(ladder(longer=1), 5)
+    assert max(one.recipe.batches for one in asked.rows) == RECIPE.batches
+
+
+def test_runs_are_not_shorter_than_the_least_unless_a_full_one_is():
+    for full in (5, 20, 60):
+        table = climb(ladder(recipe=replace(RECIPE, batches=full)), 3)
+        assert min(one.recipe.batches for one in table.rows) >= min(full, LEAST_BATCHES)
+
+
+def test_what_is_left_of_the_time_is_filled_with_the_best_that_fit():
+    made, table = ladder(), climb(ladder(), 3)
+    rows = made.filling(table, lambda one: 150, 2)
+    assert [one.number for one in rows] == [len(table.rows), len(table.rows) + 1]
+    assert {one.recipe.batches for one in rows} == {150}
+    assert rows[0].parent == max(table.rows, key=lambda one: one.merit).number
+    assert all(one.rung == table.rungs and one.params for one in rows)
+    assert rows[0].key != rows[1].key
+    assert made.filling(table, lambda one: RECIPE.batches // 3 - 1, 2) == []
+    lengths = [one.recipe.batches for one in made.filling(table, lambda one: 10**6, 1)]
+    assert lengths == [9 * RECIPE.batches]
+
+
+def test_the_rate_rises_then_falls_to_0():
+    recipe = Recipe("sgd", 0.3, 0.0, 0.0, 8, 200)
+    rates = [recipe.rate(batch) for batch in range(200)]
+    top = int(np.argmax(rates))
+    assert top == 10, "a twentieth"
+    assert rates[top] == 0.3
+    assert all(a < b for a, b in pairwise(rates[: top + 1]))
+    assert all(a > b for a, b in pairwise(rates[top:]))
+    assert rates[-1] < 1e-3 * 0.3
+    assert 0 < Recipe("sgd", 0.3, 0.0, 0.0, 8, 1).rate(0) <= 0.3
