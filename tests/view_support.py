@@ -52,7 +52,7 @@ def grow_run(root: Path) -> Path:
     x = rng.normal(size=(96, 4)).astype(np.float32)
     y = (x[:, 0] * x[:, 1] > 0).astype(np.int64)
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
-    found = esper.grow(model, (x, y), budget=esper.Budget(host_runs=2), epochs=2, folder=root,
+    found = esper.grow(model, (x, y), budget=esper.Budget(host_runs=8), epochs=16, folder=root,
                        verbose=False, device="cpu")  # fmt: skip
     return found.folder
 

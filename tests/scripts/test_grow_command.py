@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shlex
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -152,10 +154,10 @@ def test_an_interrupted_run_returns_the_best_and_resumes(place, tmp_path, monkey
     words += ["--folder", str(tmp_path)]
 
     def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ProgressPrinter, "on_stage", stop)
+        patched.setattr(ProgressPrinter, "on_rung", stop)
         assert grow.main(words) == 0
     said = capsys.readouterr()
     assert "test accuracy" in said.out

@@ -66,11 +66,8 @@ def grow(
 
     `model`: any module, whose weights all networks start from, or a class or function that builds
     one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
-    table; `val` and `test` are cut from it if not given. `slots`: number of places to grow at, or
-    paths of the modules they come after. `widths`: multiples of the model's width to try besides.
-    `clip`: norm that longer gradients are scaled down to. `folder`: where the run folder is made;
-    `resume`: one to continue; `sources`: files to keep a copy of there. `on_round`: called after
-    every rung. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
+    table; `val` and `test` are cut from it if not given. `folder`: where the run folder is made;
+    `resume`: one to continue. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
     """
     began = time.monotonic()
     settings = GrowSettings(

@@ -71,7 +71,7 @@ class Grow:
     blueprints: tuple[str, ...] = ()
     """Blueprints to choose from; default: all that fit."""
     widths: tuple[float, ...] | None = None
-    """Multiples of your model's width to try besides; default: 0.5 to 4, unless it is trained."""
+    """Multiples of your model's width to try besides; default: up to the widest that fits."""
     epochs: float | Literal["auto"] = "auto"
     """Length of a full training run."""
     batch_size: int | None = None
@@ -103,7 +103,7 @@ class Grow:
     quiet: bool = False
     """Print the result only."""
     track: tuple[TrackerName, ...] = ()
-    """Trackers that get the figures of every stage; their files go to the run folder."""
+    """Trackers that get the figures of every rung; their files go to the run folder."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

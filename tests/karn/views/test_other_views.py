@@ -8,10 +8,12 @@ import shutil
 
 import pytest
 
+from esper.growing.folder import read_table
 from esper.growing.result import GrowResult
 from esper.karn import views
 from esper.karn.views import RunKind, RunState, to_plain
-from esper.storage.sealed_json import read_document
+from esper.storage.folder_lock import FolderLock
+from esper.storage.sealed_json import read_document, seal
 
 
 def test_a_policy_run_has_the_same_views(policy):
@@ -49,7 +51,35 @@ def test_a_search_tells_its_frontier_and_its_budget(grown):
     budget = views.read_budget(grown)
     assert (budget.spent, budget.total) == (result.record.runs, result.info.runs)
     curves = views.read_curves(grown)
-    assert any(curve.finished and curve.points for curve in curves)
+    assert curves[0].label == str(result.record.pick), "the best network first, by its best run"
+    assert curves[0].finished
+    runs = [row for row in read_table(grown).rows if row.ended]
+    assert sum(len(curve.points) for curve in curves) == len(runs) > len(curves)
+    assert {"given", "width"} <= {curve.origin for curve in curves}
+
+
+def test_a_search_by_a_metric_that_falls_lists_the_lowest_first(grown, tmp_path):
+    shutil.copytree(grown, tmp_path / "run")
+    document = json.loads((tmp_path / "run" / "search.json").read_text())
+    for row in document["rows"]:
+        row["lower_is_better"] = True
+    (tmp_path / "run" / "search.json").write_text(json.dumps(seal(document)))
+    best = [min(p.score for p in curve.points) for curve in views.read_curves(tmp_path / "run")]
+    assert best == sorted(best)
+    assert best[0] < best[-1]
+
+
+def test_a_search_that_time_alone_limits_is_done_by_the_minute(grown, tmp_path):
+    shutil.copytree(grown, tmp_path / "run")
+    document = json.loads((tmp_path / "run" / "grow.json").read_text())
+    document |= {"runs": "Infinity", "budget": {"minutes": 2.0}}
+    (tmp_path / "run" / "grow.json").write_text(json.dumps(seal(document)))
+    lock = FolderLock(tmp_path / "run")
+    budget = views.read_budget(tmp_path / "run")
+    lock.release()
+    assert (budget.total, budget.unit) == (2.0, "minutes")
+    assert budget.spent == pytest.approx(budget.seconds / 60.0)
+    assert budget.seconds_left == pytest.approx(120.0 - budget.seconds)
 
 
 def test_a_search_without_a_result_was_killed(grown, tmp_path):
