@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -74,21 +74,32 @@ class CudaRecorder:
         return self._record(work)
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream), _no_collection():
-            # Other threads (the next epoch's order, telemetry) may use CUDA meanwhile.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                work()
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # the first error is the one to report
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        with torch.cuda.stream(self._stream):
+            graph = record_graph(work, self._pool)
         current.wait_stream(self._stream)
         return graph
+
+
+def record_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Capture `work` on the current stream, which is not the default one.
+
+    `pool`: memory pool that it shares; None: it has its own, which goes with the graph.
+    """
+    graph = torch.cuda.CUDAGraph()
+    shared = {} if pool is None else {"pool": pool}
+    with _no_collection():
+        # Other threads (the next epoch's order, telemetry) may use CUDA meanwhile.
+        graph.capture_begin(**shared, capture_error_mode="thread_local")
+        try:
+            work()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the first error is the one to report
+                graph.capture_end()
+            raise
+        graph.capture_end()
+    return graph
 
 
 @contextlib.contextmanager

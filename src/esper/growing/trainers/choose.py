@@ -22,7 +22,11 @@ WORKER_BYTES: Final = 2**30
 
 
 def process_trainer(task: Task) -> Trainer:
-    """The trainer of one process."""
+    """The trainer of one process: many runs at a time on a GPU, one after the other on a CPU."""
+    if task.device.type == "cuda":
+        from esper.growing.trainers.captured import CapturedTrainer
+
+        return CapturedTrainer(task)
     return EagerTrainer(task)
 
 

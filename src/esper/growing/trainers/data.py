@@ -69,7 +69,7 @@ class ResidentOrder:
     """Batches of samples in memory, in the order of one run; every epoch has its own."""
 
     def __init__(self, samples: Samples, batch_size: int, seed: int) -> None:
-        self._samples, self._seed = samples, seed
+        self.samples, self._seed = samples, seed
         self.size = min(batch_size, len(samples))
         self.per_epoch = len(samples) // self.size
         """Batches of an epoch; a last one with fewer samples is left out."""
@@ -77,7 +77,7 @@ class ResidentOrder:
 
     def batch(self, number: int) -> Batch:
         """Inputs and targets of a batch."""
-        return self._samples.take(self.index(number))
+        return self.samples.take(self.index(number))
 
     def index(self, number: int) -> Tensor:
         """Numbers of the samples of a batch `[B]`, where the samples are."""
@@ -88,7 +88,7 @@ class ResidentOrder:
 
     def _permutation(self, epoch: int) -> Tensor:
         key = stream_keys(self._seed, "run", "epoch", epoch)
-        return permutations(key, len(self._samples), self._samples.targets.device)[0]
+        return permutations(key, len(self.samples), self.samples.targets.device)[0]
 
 
 class StreamReader:

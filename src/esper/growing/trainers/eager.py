@@ -8,8 +8,9 @@ from typing import Final
 
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
-from esper.growing.runs import How
+from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
 from esper.growing.trainers.job import Job, Outcome, Tick
+from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.task import Task
 
@@ -26,20 +27,26 @@ class EagerTrainer:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self._kinds = Kinds(task) if task.device.type == "cuda" else None
         if task.device.type == "cpu":
             keep_freed_memory()  # activations of one batch are those of the next
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end."""
         for job in jobs:
-            with forked_rng(0, self.task.device):  # the user's generators stay as they are
+            # The user's generators and settings stay as they are.
+            with forked_rng(0, self.task.device), deterministic_kernels(self.task.device):
                 outcome, stopped = self._run(job, tick)
             yield outcome
             if stopped:
                 return
 
     def _run(self, job: Job, tick: Tick) -> tuple[Outcome, bool]:
-        program = Program(job, self.task)
+        program = Program(job, self.task) if self._kinds is None else self._kinds.program(job)
+        with tolerate_others(not program.kind.bitwise):
+            return self._train(program, tick)
+
+    def _train(self, program: Program, tick: Tick) -> tuple[Outcome, bool]:
         began = ticked = saved = time.monotonic()
         earlier, stopped = program.seconds, False
         while not program.done and not stopped:
@@ -53,12 +60,7 @@ class EagerTrainer:
                 program.save()
                 saved = time.monotonic()
         program.seconds = earlier + time.monotonic() - began
-        return program.outcome(self.how()), stopped and not program.done
-
-    def how(self) -> How:
-        """How its runs are computed."""
-        precision = "bfloat16" if self.task.amp else "float32"
-        return How(device=str(self.task.device), trainer="eager", precision=precision)
+        return program.outcome(program.how("eager")), stopped and not program.done
 
     def close(self) -> None:
         """Nothing is left to end."""

@@ -4,64 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from esper.device.bfloat16 import bfloat16_passes
-from esper.growing.runs import How, Recipe
+from esper.device.graphs import Recording
+from esper.growing.runs import How
+from esper.growing.trainers.data import Batch, ResidentOrder, StreamReader
+from esper.growing.trainers.determinism import tolerate_others
+from esper.growing.trainers.draws import Generators, KeyedDraws
+from esper.growing.trainers.feeds import Feed, HostFeed, ResidentFeed
 from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.kind import PLAIN, Kind, gather, laid_out
 from esper.growing.trainers.task import Task
+from esper.growing.trainers.update import Update
 from esper.leyline.errors import EsperError
-from esper.leyline.streams import GOLDEN, stream_seed
 from esper.storage.atomic import write_atomic
 
-MOMENTUM: Final = 0.9
-"""Of SGD."""
 POINTS: Final = 20
 """Points of the curve of a full run."""
+CHECKED: Final = 256
+"""Most batches after which the loss is looked at."""
 
-
-def make_optimizer(
-    network: nn.Module, recipe: Recipe, device: torch.device
-) -> torch.optim.Optimizer:
-    """The optimiser of a recipe; on a GPU its rate is a tensor, so that it can be captured."""
-    cuda = device.type == "cuda"
-    params = [p for p in network.parameters() if p.requires_grad]
-    lr: Any = torch.tensor(recipe.lr, device=device) if cuda else recipe.lr
-    decay = recipe.weight_decay
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(params, lr=lr, momentum=MOMENTUM, weight_decay=decay, fused=True)
-    return torch.optim.AdamW(params, lr=lr, weight_decay=decay, fused=True, capturable=cuda)
+Capture = Callable[[Callable[[], None]], Recording]
+"""Captures work on the current CUDA stream without running it."""
 
 
 class Program:
     """A run under way."""
 
-    def __init__(self, job: Job, task: Task) -> None:
-        self.job, self.task = job, task
+    def __init__(
+        self,
+        job: Job,
+        task: Task,
+        kind: Kind = PLAIN,
+        network: nn.Module | None = None,
+        resume: bool = True,
+    ) -> None:
+        """`network`: what `job.build` made, if it was called before."""
+        self.job, self.task, self.kind = job, task, kind
         self.recipe, self.device = job.recipe, task.device
-        self.network = self.place()
+        self.network = self.place(job.build if network is None else lambda: network)
         self.params = [p for p in self.optimised.parameters() if p.requires_grad]
-        self.optimizer = make_optimizer(self.optimised, job.recipe, task.device)
+        # A number that a capture reads is a tensor on the device.
+        static = kind.captured or task.device.type == "cuda"
+        rate = torch.tensor(job.recipe.lr, device=task.device) if static else job.recipe.lr
+        self.optimizer = Update(self.params, job.recipe, rate)
         self.batches = task.batches(job.recipe.batch_size, job.seed)
         self.trained = 0
         self.seconds = 0.0
         self.finite = True
         self.curve: list[tuple[int, float]] = []
-        self.draws = Generators(job.seed, task.device)
+        self.total = torch.zeros((), device=task.device)
+        """Sum of the losses since the last point of the curve."""
+        self._generators = Generators(job.seed, task.device)
+        site = kind.site
+        self._draws = None if site is None else KeyedDraws(job.seed, site, task.device)
+        self._rates = torch.empty(0)
         self._every = max(1, job.recipe.batches // POINTS)
-        self.resume()
+        self._checked = min(self._every, CHECKED)
+        if resume:
+            self.resume()
 
-    def place(self) -> nn.Module:
-        """Build the network where it is trained."""
-        return self.job.build().to(self.device)
+    def place(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """The network where it is trained."""
+        network = build().to(self.device)
+        if self.kind.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return network
 
     @property
     def optimised(self) -> nn.Module:
@@ -81,41 +96,89 @@ class Program:
     # ---- training -------------------------------------------------------------------------
 
     def run_eager(self) -> None:
+        """Train on the next batch, and look at the loss now and then."""
+        self.step_eager()
+        if self.due:
+            self.note_loss(self.trained, float(self.total))  # SYNC: every 256 batches at most
+            self.restart_total()
+
+    def step_eager(self) -> None:
         """Train on the next batch."""
         number = self.trained
-        values, targets = self.batches.batch(number)
-        self.draws.begin(number)
+        values, targets = self._eager_batch(number)
+        if self.kind.seeded:
+            self._generators.begin(number)
         self.set_rate(number)
-        loss = self.update(values, targets)
-        self.draws.end()
+        self.update(values, targets, number)
+        if self.kind.seeded:
+            self._generators.end()
         self.trained = number + 1
-        if self.trained % self._every == 0 or self.done:
-            self.note_loss(float(loss))  # SYNC: 20 times a run
+
+    def _eager_batch(self, number: int) -> Batch:
+        source = self.batches
+        if self.device.type == "cpu":
+            return source.batch(number)
+        last = self.kind.channels_last
+        if isinstance(source, ResidentOrder) and source.samples.targets.device.type == "cuda":
+            index, samples = source.index(number), source.samples
+            targets = samples.targets.index_select(0, index)
+            return [gather(value, index, last) for value in samples.values], targets
+        values, targets = source.batch(number)
+        moved = [laid_out(v.to(self.device, non_blocking=True), last) for v in values]
+        return moved, targets.to(self.device, non_blocking=True)
+
+    def make_feed(self) -> Feed:
+        """Its batches at fixed addresses, from the next one on."""
+        last, train = self.kind.channels_last, self.task.train
+        if isinstance(train, StreamReader) or train.targets.device.type != self.device.type:
+            feed: Feed = HostFeed(self.batches, self.device, last)
+        else:
+            recipe, seed = self.recipe, self.job.seed
+            feed = ResidentFeed(train, recipe.batch_size, seed, recipe.batches, last)
+        feed.begin(self.trained)
+        rates = [self.recipe.rate(batch) for batch in range(self.recipe.batches)]
+        self._rates = torch.tensor(rates, dtype=torch.float32).to(self.device)
+        return feed
+
+    def step_static(self, feed: Feed) -> None:
+        """Train on the next batch of a feed: work at fixed addresses that can be captured.
+
+        The caller counts the batch.
+        """
+        values, targets = feed.batch()
+        torch.index_select(self._rates, 0, feed.number_1, out=self.optimizer.lr.view(1))
+        self.update(values, targets, feed.number_1)
+        feed.advance()
+
+    def record(self, feed: Feed, capture: Capture) -> Recording:
+        """Capture a batch; the same batch ran before, as a warm-up."""
+        self.optimizer.zero_grad()  # gradients are allocated by the capture
+        return capture(lambda: self.step_static(feed))
 
     def set_rate(self, number: int) -> None:
         """Set the learning rate of a batch."""
         rate = self.recipe.rate(number)
-        for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        if isinstance(self.optimizer.lr, Tensor):
+            self.optimizer.lr.fill_(rate)
+        else:
+            self.optimizer.lr = rate
 
-    def update(self, values: list[Tensor], targets: Tensor) -> Tensor:
-        """Forward, backward, clipping, optimiser; returns the loss, detached."""
-        with self.precision():
+    def update(self, values: list[Tensor], targets: Tensor, number: int | Tensor) -> None:
+        """Forward, backward, clipping, optimiser; adds the loss to the total."""
+        with self.precision(), self._drawing(number):
             outputs = self.task.outputs(self.network, values)
         loss = self.task.loss(outputs.float(), targets)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if self.recipe.clip:
-            nn.utils.clip_grad_norm_(self.params, self.recipe.clip, foreach=True)
         self.optimizer.step()
-        return loss.detach()
+        self.total.add_(loss.detach())
+
+    def _drawing(self, number: int | Tensor) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext() if self._draws is None else self._draws.batch(number)
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Compute in the precision of the task inside the block."""
+        """Autocast, if the task asks for it."""
         if not self.task.amp:
             yield
             return
@@ -124,18 +187,50 @@ class Program:
         with bfloat16_passes(kind), torch.autocast(kind, torch.bfloat16, cache_enabled=False):
             yield
 
-    def note_loss(self, loss: float) -> None:
-        """Keep a point of the curve; a run whose loss is not finite is over."""
-        self.finite = self.finite and math.isfinite(loss)
-        self.curve.append((self.trained, loss))
+    @property
+    def due(self) -> bool:
+        """Whether the loss is looked at after the last batch."""
+        return self.trained % self._checked == 0 or self._is_point(self.trained)
+
+    @property
+    def until_due(self) -> int:
+        """Batches until the loss is looked at."""
+        left = self._checked - self.trained % self._checked
+        point = self._every - self.trained % self._every
+        return min(left, point, self.recipe.batches - self.trained)
+
+    def _is_point(self, number: int) -> bool:
+        return number % self._every == 0 or number >= self.recipe.batches
+
+    def restart_total(self) -> None:
+        """After a point of the curve the sum of losses starts again."""
+        if self._is_point(self.trained):
+            self.total.zero_()
+
+    def note_loss(self, number: int, total: float) -> None:
+        """The sum of losses after a batch: a run whose loss is not finite ended there."""
+        if not self.finite:
+            return
+        if not math.isfinite(total):
+            self.finite, self.trained = False, number
+        if self._is_point(number) or not self.finite:
+            self.curve.append((number, total / ((number - 1) % self._every + 1)))
 
     # ---- its end --------------------------------------------------------------------------
 
+    def how(self, trainer: str) -> How:
+        """How it is computed by a trainer."""
+        precision, kind = "bfloat16" if self.task.amp else "float32", self.kind
+        note = "" if trainer == "captured" else kind.note
+        return How(str(self.device), trainer, precision, kind.bitwise, note)
+
     def outcome(self, how: How) -> Outcome:
         """Judge it as it is."""
-        began = time.monotonic()
-        score, loss, finite = self.task.judge(self.network)
-        judging = time.monotonic() - began
+        self._generators.begin(self.recipe.batches)  # some networks draw in eval mode, too
+        with tolerate_others(self.device.type == "cuda"):  # metrics need not be deterministic
+            began = time.monotonic()
+            score, loss, finite = self.task.judge(self.network)
+            judging = time.monotonic() - began
         return Outcome(
             number=self.job.number,
             trained=self.trained,
@@ -151,7 +246,8 @@ class Program:
 
     def weights(self) -> dict[str, Tensor]:
         """Its state dict, on the CPU."""
-        return {name: value.detach().cpu() for name, value in self.network.state_dict().items()}
+        state = self.network.state_dict()
+        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
 
     # ---- checkpoints ----------------------------------------------------------------------
 
@@ -168,10 +264,9 @@ class Program:
         tensors = {f"network.{n}": self.whole(v, v) for n, v in self.held().items()}
         for place, param in enumerate(self.params):
             for name, value in self.optimizer.state.get(param, {}).items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimizer.{place}.{name}"] = self.whole(value, param)
-        curve = torch.tensor(self.curve, dtype=torch.float64).reshape(-1, 2)
-        tensors["curve"] = curve
+                tensors[f"optimizer.{place}.{name}"] = self.whole(value, param)
+        tensors["curve"] = torch.tensor(self.curve, dtype=torch.float64).reshape(-1, 2)
+        tensors["total"] = self.total.detach().cpu().clone()
         tensors["position"] = torch.tensor([self.trained, self.seconds], dtype=torch.float64)
         self.write(self.job.checkpoint, tensors)
 
@@ -184,6 +279,7 @@ class Program:
             with torch.no_grad():
                 for name, value in self.held().items():
                     value.copy_(self.part(tensors[f"network.{name}"], value))
+            self.total.copy_(tensors["total"])
             trained, self.seconds = tensors["position"].tolist()
             curve = tensors["curve"].tolist()
         except (SafetensorError, KeyError, RuntimeError, ValueError, OSError) as error:
@@ -192,21 +288,16 @@ class Program:
                 f"file, and the run is trained from its start"
             ) from error
         self.trained, self.curve = int(trained), [(int(at), loss) for at, loss in curve]
-        steps_on_cpu = self.device.type == "cpu"
         for place, param in enumerate(self.params):
             prefix = f"optimizer.{place}."
             names = [n.removeprefix(prefix) for n in tensors if n.startswith(prefix)]
             if names:
-                self.optimizer.state[param] = {
-                    n: tensors[prefix + n]
-                    if n == "step" and steps_on_cpu
-                    else self.part(tensors[prefix + n], param)
-                    for n in names
-                }
+                held = {n: self.part(tensors[prefix + n], param) for n in names}
+                self.optimizer.state[param] = {n: _as_state(v, param) for n, v in held.items()}
 
     def held(self) -> dict[str, Tensor]:
         """Parameters and buffers by name, tied ones once; buffers that are not saved included."""
-        return dict((*self.network.named_parameters(), *self.network.named_buffers()))
+        return named_state(self.network)
 
     def whole(self, value: Tensor, of: Tensor) -> Tensor:
         """A value as it is saved; `of`: the parameter or buffer that it belongs to."""
@@ -229,37 +320,13 @@ class Program:
         return load_file(str(path))
 
 
-class Generators:
-    """The global generators that a network may draw from, seeded for each batch of a run.
-
-    What is drawn depends on the run and the number of the batch alone.
-    """
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed = stream_seed(seed, "run", "draws")
-        self.torch = [torch.default_generator]
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            self.torch.append(torch.cuda.default_generators[index])
-        self.host_draws: bool | None = None
-        """Whether it draws from Python's or numpy's generators; None: not known yet."""
-
-    def begin(self, number: int) -> None:
-        """Seed them for a batch."""
-        seed = (self._seed + number * GOLDEN) % 2**63
-        for generator in self.torch:
-            generator.manual_seed(seed)
-        if self.host_draws is not False:
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            self._before = _host_state()
-
-    def end(self) -> None:
-        """Find out, after the first batch, which of them are used."""
-        if self.host_draws is None:
-            self.host_draws = _host_state() != self._before
+def _as_state(value: Tensor, param: Tensor) -> Tensor:
+    """State of an optimiser, in the memory layout of its parameter: fused kernels rely on it."""
+    if value.shape != param.shape or value.dim() == 0:
+        return value.to(param.device)
+    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def _host_state() -> tuple[object, ...]:
-    """State of Python's and numpy's generators."""
-    return random.getstate(), str(np.random.get_state(legacy=False))
+def named_state(network: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, tied ones once; buffers that are not saved included."""
+    return dict((*network.named_parameters(), *network.named_buffers()))

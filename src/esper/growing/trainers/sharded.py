@@ -13,7 +13,7 @@ import contextlib
 import gc
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -120,10 +120,10 @@ class ShardedProgram(Program):
 
     # ---- the network ----------------------------------------------------------------------
 
-    def place(self) -> nn.Module:
+    def place(self, build: Callable[[], nn.Module]) -> nn.Module:
         """Build the network with the weights of rank 0, and cut it over the ranks."""
         job, shards = self.job, self.shards
-        network = shards.together(job.build)
+        network = shards.together(build)
         shards.require_same("network", _described(network, job))
         for value in (*network.parameters(), *network.buffers()):
             _take_from_first(value, shards)
@@ -164,11 +164,11 @@ class ShardedProgram(Program):
 
     # ---- training -------------------------------------------------------------------------
 
-    def update(self, values: list[Tensor], targets: Tensor) -> Tensor:
-        """Forward, backward, clipping, optimiser; returns the loss of the whole batch."""
+    def update(self, values: list[Tensor], targets: Tensor, number: int | Tensor) -> None:
+        """Forward, backward, clipping, optimiser; adds the loss of the whole batch to the total."""
         network, first = self.network, not self.network.tried
-        before = [g.get_state() for g in self.draws.torch] if first else []
-        self.optimizer.zero_grad(set_to_none=True)
+        before = [g.get_state() for g in self._generators.torch] if first else []
+        self.optimizer.zero_grad()
         with self.shards.messages(), network.computing(len(targets)):
             with self.precision():
                 outputs = self.task.outputs(network, values)
@@ -177,13 +177,13 @@ class ShardedProgram(Program):
         self._collect_gradients()
         if self.recipe.clip:
             self._clip(self.recipe.clip)
-        self.optimizer.step()
+        self.optimizer.step(clipped=True)
         if first:
             network.tried = True
-            after = [g.get_state() for g in self.draws.torch]
+            after = [g.get_state() for g in self._generators.torch]
             network.draws = any(bool((a != b).any()) for a, b in zip(before, after, strict=True))
             self._check_buffers()
-        return loss.detach()
+        self.total.add_(loss.detach())
 
     def _collect_gradients(self) -> None:
         """Move the gradients of the network to the optimiser's parameters."""
@@ -220,9 +220,9 @@ class ShardedProgram(Program):
         for grad in (*cut, *copied):
             grad.mul_(factor.to(grad.dtype))
 
-    def note_loss(self, loss: float) -> None:
-        """Keep a point of the curve, as rank 0 has it."""
-        super().note_loss(self.shards.number(loss))
+    def note_loss(self, number: int, total: float) -> None:
+        """Note the losses that rank 0 has."""
+        super().note_loss(number, self.shards.number(total))
 
     def _check_buffers(self) -> None:
         """Raise if ranks have updated a buffer differently."""

@@ -40,13 +40,13 @@ class Update:
             param.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Clip the gradients and update the parameters that have one."""
+    def step(self, clipped: bool = False) -> None:
+        """Clip the gradients, unless that is done, and update the parameters that have one."""
         params = [param for param in self.params if param.grad is not None]
         if not params:
             return
         grads = [param.grad for param in params]
-        if self._clip:
+        if self._clip and not clipped:
             norms = torch._foreach_norm(grads)
             total = torch.linalg.vector_norm(torch.stack(norms))
             torch._foreach_mul_(grads, (self._clip / (total + NORM_EPSILON)).clamp(max=1.0))

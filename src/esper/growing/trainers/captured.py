@@ -1,0 +1,392 @@
+"""Trains many runs at a time on a GPU: each batch of a run is a CUDA graph, replayed on its lane.
+
+The first batch of a run is computed eagerly, which warms up kernels and counts like any other; then
+the batch is captured, and replayed to its end. Runs share nothing but data, so each is the same
+whatever trains beside it. Networks that cannot be captured (`kinds`) train eagerly in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+
+from esper.device.graphs import Recording
+from esper.device.rng import forked_rng
+from esper.device.streams import any_stream
+from esper.growing.trainers.data import StreamReader
+from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
+from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS
+from esper.growing.trainers.feeds import Feed
+from esper.growing.trainers.job import Job, Outcome, Tick
+from esper.growing.trainers.kinds import Kinds
+from esper.growing.trainers.lanes import CudaMachine, Machine, Mark, Queue
+from esper.growing.trainers.program import Program
+from esper.growing.trainers.task import Task
+from esper.leyline.errors import EsperError
+from esper.leyline.user_errors import is_out_of_memory
+
+LANES: Final = 8
+MAX_RUNS: Final = 24
+"""Runs at a time, where memory allows."""
+HEADROOM: Final = 1.3
+"""Free memory that a further run must find, relative to the largest so far."""
+TRIM_BYTES: Final = 2**32
+"""Memory of ended runs that is kept before it is given back."""
+IDLE_SECONDS: Final = 0.0003
+STREAM_BURST: Final = 4
+"""Batches that runs on a stream of data may be apart; the stream keeps more."""
+
+
+class CapturedRun:
+    """A run on its lane."""
+
+    def __init__(self, program: Program, lane: int, machine: Machine) -> None:
+        self.program, self.lane, self._machine = program, lane, machine
+        self.began = self.saved = time.monotonic()
+        self.paused = False
+        """Nothing more is queued, so that it can be saved."""
+        self.bytes = 0
+        self._earlier = program.seconds
+        self._feed: Feed | None = None
+        self._recording: Recording | None = None
+        self._notes: deque[tuple[int, torch.Tensor, Mark]] = deque()
+        self._tail: Mark | None = None
+
+    def start(self) -> None:
+        """Train on one batch eagerly, and capture the next; call it beside the lanes."""
+        program = self.program
+        if program.done:
+            return
+        self._feed = program.make_feed() if program.kind.captured else None
+        prepared = self._machine.mark()
+        with self._machine.on(self.lane), self._kernels():
+            self._machine.follow(prepared)
+            if self._feed is not None:
+                self._feed.ready(program.trained)
+                program.step_static(self._feed)
+                self._count(1)
+            if self._feed is not None and not program.done:
+                self._recording = program.record(self._feed, self._machine.capture)
+            self._tail = self._machine.mark()
+
+    def _kernels(self) -> contextlib.AbstractContextManager[None]:
+        return tolerate_others(not self.program.kind.bitwise)
+
+    def advance(self, batches: int) -> int:
+        """Queue some batches on the current lane; how many it were."""
+        count = min(batches, self.program.until_due)
+        if self._recording is None:
+            count = self._run_eager()
+        else:
+            assert self._feed is not None
+            count = min(count, self._feed.ready(self.program.trained))
+            for _ in range(count):
+                self._recording.replay()
+        self._count(count)
+        self._tail = self._machine.mark()
+        return count
+
+    def _run_eager(self) -> int:
+        with self._kernels():
+            self.program.step_eager()
+        self.program.trained -= 1  # counted with the captured ones
+        return 1
+
+    def _count(self, batches: int) -> None:
+        program = self.program
+        program.trained += batches
+        if program.due:
+            total = program.total
+            held = torch.empty_like(total, device="cpu", pin_memory=total.is_cuda)
+            held.copy_(total, non_blocking=True)
+            self._notes.append((program.trained, held, self._machine.mark()))
+            program.restart_total()
+
+    def look(self) -> None:
+        """Note the losses that have arrived."""
+        while self._notes and self._notes[0][2].query():
+            number, total, _ = self._notes.popleft()
+            self.program.note_loss(number, float(total))
+
+    @property
+    def wants_work(self) -> bool:
+        """Whether more may be queued."""
+        return not self.paused and not self.program.done
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that was queued is done, and noted."""
+        self.look()
+        return not self._notes and (self._tail is None or self._tail.query())
+
+    def wait(self) -> None:
+        """Wait for all that was queued."""
+        if self._tail is not None:
+            self._tail.synchronize()  # SYNC: at a stop
+        self.look()
+
+    def save(self) -> None:
+        """Write its checkpoint; all that was queued is done."""
+        self.program.seconds = self._earlier + time.monotonic() - self.began
+        self.program.save()
+        self.saved, self.paused = time.monotonic(), False
+
+    def outcome(self) -> Outcome:
+        """Judge it; all that was queued is done."""
+        self.program.seconds = self._earlier + time.monotonic() - self.began
+        trainer = "captured" if self.program.kind.captured else "eager"
+        return self.program.outcome(self.program.how(trainer))
+
+    def release(self) -> None:
+        """Free its graph, and the graph's memory."""
+        if isinstance(self._recording, torch.cuda.CUDAGraph):
+            self._recording.reset()
+        self._recording = self._feed = None
+        self.program.optimizer.zero_grad()
+
+
+class CapturedTrainer:
+    """Many runs at a time on one GPU."""
+
+    speedup = 6.0
+
+    def __init__(
+        self,
+        task: Task,
+        lanes: int = LANES,
+        most: int = MAX_RUNS,
+        machine: Machine | None = None,
+    ) -> None:
+        """`most`: runs at a time; `machine`: the GPU of the task."""
+        self.task, self._most = task, most
+        self._machine = machine or CudaMachine(task.device, lanes)
+        self._kinds = Kinds(task, self._machine.capture)
+        self._queues = [Queue() for _ in range(lanes)]
+        self._runs: list[CapturedRun] = []
+        self._turns: list[int] = [0] * lanes
+        self._held: deque[Job] = deque()
+        """Jobs that were taken and found no room."""
+        self._room, self._more = most, True
+        self._largest = 0
+        self._released = 0
+        self._shares_stream = isinstance(task.train, StreamReader)
+
+    def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
+        """Train jobs, as many at a time as memory allows, and yield them as they end."""
+        ticked, stopped = time.monotonic(), False
+        self._room, self._more = self._most, True
+        try:
+            while (self._more or self._runs or self._held) and not stopped:
+                with self._settings():
+                    self._admit(jobs)
+                    self._feed_until(ticked + TICK_SECONDS)
+                    ended = self._ended()
+                yield from ended
+                if time.monotonic() - ticked >= TICK_SECONDS:
+                    stopped = tick([run.program.running for run in self._runs])
+                    ticked = time.monotonic()
+            while self._runs:
+                with self._settings():
+                    outcome = self._cut(self._runs[0])
+                yield outcome
+        finally:
+            self._abandon()
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        """Deterministic kernels and generators of its own, put back between outcomes."""
+        device = self.task.device
+        with forked_rng(0, device), deterministic_kernels(device), any_stream():
+            yield
+
+    # ---- admission ------------------------------------------------------------------------
+
+    def _admit(self, jobs: Iterator[Job]) -> None:
+        """Start runs while there are jobs, and room for them."""
+        if self._shares_stream and self._held and self._runs:
+            return  # it was taken too late to read the stream with those under way
+        while len(self._runs) < self._room and self._has_memory():
+            job = self._take(jobs)
+            if job is None:
+                return
+            if not self._start(job):
+                self._held.appendleft(job)
+                return
+
+    def _take(self, jobs: Iterator[Job]) -> Job | None:
+        if self._held:
+            return self._held.popleft()
+        job = next(jobs, None) if self._more else None
+        self._more = job is not None
+        return job
+
+    def _has_memory(self) -> bool:
+        needed = int(HEADROOM * self._largest)
+        if not self._runs or self._machine.free() > needed:
+            return True
+        if self._released:
+            self._trim()
+        return self._machine.free() > needed
+
+    def _trim(self) -> None:
+        self._machine.trim()
+        self._released = 0
+
+    def _start(self, job: Job) -> bool:
+        """Start a run; False: there is no room for it now."""
+        try:
+            with self._machine.on(None):
+                program = self._program(job)
+                before = self._machine.free()
+                run = CapturedRun(program, self._next_lane(), self._machine)
+                if self._is_apart(run):
+                    return False
+                run.start()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._no_room(job, error)
+            return False
+        run.bytes = max(0, before - self._machine.free())
+        self._largest = max(self._largest, run.bytes, 1)
+        self._runs.append(run)
+        return True
+
+    def _program(self, job: Job) -> Program:
+        trials = self._kinds.trials
+        program = self._kinds.program(job)
+        if self._kinds.trials > trials:
+            self._trim()  # what the trial used is not part of a run
+        return program
+
+    def _is_apart(self, run: CapturedRun) -> bool:
+        """Whether a run is at another place of the stream that all runs share."""
+        if not self._shares_stream or not self._runs:
+            return False
+        places = [other.program.trained for other in self._runs]
+        return not max(places) - STREAM_BURST <= run.program.trained <= min(places)
+
+    def _no_room(self, job: Job, error: Exception) -> None:
+        """Go on with as many runs as there are; without any, say what to lower."""
+        if not self._runs:
+            raise EsperError(
+                f"out of memory on {self.task.device} with one network and batch size "
+                f"{job.recipe.batch_size}: lower the batch size, or give a smaller model"
+            ) from error
+        self._room = len(self._runs)
+        error.__traceback__ = None  # its frames hold what was allocated
+        gc.collect()
+        self._trim()
+
+    def _next_lane(self) -> int:
+        counts = [0] * len(self._queues)
+        for run in self._runs:
+            counts[run.lane] += 1
+        return counts.index(min(counts))
+
+    # ---- work -----------------------------------------------------------------------------
+
+    def _feed_until(self, end: float) -> None:
+        """Queue work on all lanes until a run ends, or the time is over."""
+        lanes: list[list[CapturedRun]] = [[] for _ in self._queues]
+        for run in self._runs:
+            lanes[run.lane].append(run)
+        while self._runs:
+            fed = [self._feed_lane(lane, runs) for lane, runs in enumerate(lanes) if runs]
+            self._look()
+            over = any(run.program.done and run.idle for run in self._runs)
+            if over or time.monotonic() >= end:
+                return
+            if not any(fed):
+                time.sleep(IDLE_SECONDS)
+
+    def _feed_lane(self, lane: int, runs: list[CapturedRun]) -> bool:
+        queue = self._queues[lane]
+        ready = [run for run in runs if run.wants_work]
+        if not ready or not queue.has_room():
+            return False
+        if self._shares_stream:
+            ready = self._hindmost(ready)
+            if not ready:
+                return False
+        run = ready[self._turns[lane] % len(ready)]
+        self._turns[lane] += 1
+        with self._machine.on(lane):
+            burst = STREAM_BURST if self._shares_stream else queue.burst
+            batches = run.advance(burst)
+            queue.add(self._machine.mark(), batches)
+        return True
+
+    def _hindmost(self, ready: list[CapturedRun]) -> list[CapturedRun]:
+        """Runs that may read on without leaving others behind in the stream."""
+        last = min(run.program.trained for run in self._runs if not run.program.done)
+        return [run for run in ready if run.program.trained < last + STREAM_BURST]
+
+    def _look(self) -> None:
+        """Note losses, and save runs whose time has come."""
+        now = time.monotonic()
+        for run in self._runs:
+            run.look()
+            if now - run.saved > SAVE_SECONDS and not run.program.done:
+                run.paused = True
+                if run.idle:
+                    with self._machine.on(None):
+                        run.save()
+
+    # ---- ends -----------------------------------------------------------------------------
+
+    def _ended(self) -> list[Outcome]:
+        ended = [run for run in self._runs if run.program.done and run.idle]
+        return [self._finish(run) for run in ended]
+
+    def _finish(self, run: CapturedRun) -> Outcome:
+        with self._machine.on(None):
+            outcome = self._again_if_short(run.outcome)
+        self._drop(run)
+        return outcome
+
+    def _again_if_short(self, call: Callable[[], Outcome]) -> Outcome:
+        """Judging needs memory too: what is kept unused is given back if it is short."""
+        try:
+            return call()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self._trim()
+        return call()
+
+    def _cut(self, run: CapturedRun) -> Outcome:
+        """A run is stopped: saved and judged as it is."""
+        run.wait()
+        if not run.program.done:
+            with self._machine.on(None):
+                run.save()
+        return self._finish(run)
+
+    def _drop(self, run: CapturedRun) -> None:
+        self._runs.remove(run)
+        run.release()
+        self._released += run.bytes
+        if self._room < self._most and not self._held:
+            self._room += 1
+        if self._released > TRIM_BYTES:
+            self._trim()
+
+    def _abandon(self) -> None:
+        """Let go of what is under way: an error, or the caller does not go on."""
+        for run in list(self._runs):
+            run.wait()
+            run.release()
+        self._runs.clear()
+        self._held.clear()
+
+    def close(self) -> None:
+        """Free its memory."""
+        self._abandon()
+        self._trim()

@@ -1,0 +1,399 @@
+"""Runs trained side by side by replays are those that a plain loop trains, in any company.
+
+On a CPU, with a stand-in for the GPU; tests/cuda/test_captured_runs.py has the same promises there.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captured_support import (
+    CPU,
+    StandIn,
+    digest,
+    make_job,
+    make_task,
+    never,
+    table_data,
+    train_all,
+)
+from esper.growing.trainers import captured, lanes
+from esper.growing.trainers.captured import CapturedTrainer
+from esper.growing.trainers.choose import trainer_for
+from esper.growing.trainers.data import ResidentOrder, Samples
+from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.feeds import HostFeed, ResidentFeed
+from esper.growing.trainers.kind import PLAIN, kind_key
+from esper.growing.trainers.kinds import Kinds
+from esper.growing.trainers.program import Program
+from esper.leyline.errors import EsperError
+
+TASK = make_task(table_data())
+
+
+def mlp(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def with_dropout(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 3))
+
+
+class Own(nn.Module):
+    """A linear network with something in its forward pass that cannot be captured."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.batches, self.seen = nn.Linear(8, 3), 0, []
+        self.mean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Counter(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        self.batches += 1
+        return self.linear(x) * (0.5 if self.batches > 100 else 1.0)
+
+
+class Cache(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        return self.linear(x)
+
+
+class RunningMean(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(0).detach()
+        self.mean = mean if self.mean is None else 0.9 * self.mean + 0.1 * mean
+        return self.linear(x - self.mean)
+
+
+class PythonsRandom(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * random.uniform(0.9, 1.1)
+
+
+class UnknownDraws(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * torch.poisson(torch.full_like(x[:, :1], 5.0))
+
+
+def reference(job) -> tuple:
+    """The run alone, batch after batch, without replays."""
+    kinds = Kinds(TASK, StandIn().capture)
+    program = kinds.program(job)
+    while not program.done:
+        program.run_eager()
+    return digest(program.outcome(program.how("eager")))
+
+
+def jobs_of(folder, makes=(mlp,), count=5, batches=20, **recipe):
+    recipe["batches"] = batches
+    widths = [4, 8, 6, 8, 5, 7, 9]
+    jobs = []
+    for i in range(count):
+        make, width = makes[i % len(makes)], widths[i % 7]
+        jobs.append(make_job(partial(make, width), i, folder, **recipe))
+    return jobs
+
+
+@pytest.mark.parametrize("make", [mlp, with_dropout])
+def test_replayed_runs_are_the_eager_ones_in_any_company(tmp_path, make):
+    jobs = jobs_of(tmp_path, (make,))
+    alone = {job.number: reference(job) for job in jobs}
+    together = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs)
+    reverse = train_all(CapturedTrainer(TASK, lanes=2, machine=StandIn()), jobs[::-1])
+    for number, expected in alone.items():
+        assert digest(together[number]) == expected
+        assert digest(reverse[number]) == expected
+    assert {outcome.how.trainer for outcome in together.values()} == {"captured"}
+
+
+def test_every_batch_but_the_first_is_replayed_on_the_lane_of_its_run(tmp_path):
+    machine = StandIn()
+    trainer = CapturedTrainer(TASK, lanes=2, machine=machine)
+    train_all(trainer, jobs_of(tmp_path, count=3, batches=10))
+    runs = [line for line in machine.log if line in ("capture on 0", "capture on 1")]
+    assert runs == ["capture on 0", "capture on 1", "capture on 0"]
+    trial = 3  # replays of the one trial
+    assert machine.log.count("replay") == 3 * 9 + trial
+
+
+@pytest.mark.parametrize(("samples", "size", "table"), [(10, 4, 16), (96, 16, 64), (7, 16, 100)])
+def test_tables_of_sample_numbers_are_the_order_of_the_run(samples, size, table):
+    x = torch.arange(samples).float()[:, None]
+    held = Samples([x], torch.arange(samples))
+    order = ResidentOrder(held, size, seed=3)
+    for first in (0, 5):
+        feed = ResidentFeed(held, size, 3, 40, channels_last=False, table=table)
+        feed.begin(first)
+        for number in range(first, 40):
+            assert feed.ready(number) > 0
+            (values,), targets = feed.batch()
+            assert torch.equal(targets, order.index(number))
+            assert torch.equal(values[:, 0].long(), targets)
+            assert int(feed.number_1) == number
+            feed.advance()
+
+
+def test_tiny_data_compute_many_epochs_at_once(monkeypatch):
+    calls = []
+    whole = torch.argsort
+    monkeypatch.setattr(torch, "argsort", lambda *a, **k: calls.append(1) or whole(*a, **k))
+    feed = ResidentFeed(Samples([torch.ones(32, 1)], torch.arange(32)), 16, 0, 5000, False)
+    feed.begin(0)
+    for number in range(5000):
+        feed.ready(number)
+        feed.advance()
+    assert len(calls) == 1
+
+
+def test_the_schedule_table_holds_the_rates_of_the_recipe(tmp_path):
+    job = make_job(mlp, 0, tmp_path)
+    program = Program(job, TASK, replace(PLAIN, captured=True))
+    feed = program.make_feed()
+    for number in range(job.recipe.batches):
+        feed.ready(number)
+        program.step_static(feed)
+        rate = program.optimizer.lr
+        assert float(rate) == float(torch.tensor(job.recipe.rate(number), dtype=torch.float32))
+
+
+def test_batches_from_the_host_are_copied_to_fixed_addresses():
+    samples = TASK.train
+    order = ResidentOrder(samples, 16, seed=1)
+    feed = HostFeed(order, CPU, channels_last=False)
+    feed.begin(0)
+    feed.ready(0)
+    (values,), targets = feed.batch()
+    for number in range(1, 6):
+        feed.ready(number)
+        (expected,), labels = order.batch(number)
+        assert torch.equal(values, expected)
+        assert torch.equal(targets, labels)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (Counter, "batches"),
+        (Cache, "seen"),
+        (RunningMean, "other values"),
+        (PythonsRandom, "Python's random"),
+        (UnknownDraws, "torch.poisson"),
+    ],
+)
+def test_what_a_replay_would_get_wrong_trains_eagerly_and_says_why(tmp_path, make, reason):
+    jobs = [make_job(make, i, tmp_path, batches=8) for i in range(2)]
+    machine = StandIn()
+    found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
+    for outcome in found.values():
+        assert outcome.how.trainer == "eager"
+        assert reason in outcome.how.note
+        assert outcome.trained == 8
+    alone = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs[1:])
+    assert digest(alone[1]) == digest(found[1])
+
+
+def test_a_capture_that_fails_means_eager_and_the_reason(tmp_path):
+    machine = StandIn()
+
+    def fail(capture):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    machine.fail = fail
+    job = make_job(mlp, 0, tmp_path)
+    outcome = train_all(CapturedTrainer(TASK, machine=machine), [job])[0]
+    assert outcome.how.note == (
+        "a capture failed: operation not permitted when stream is capturing"
+    )
+    assert digest(outcome)[0] == digest(train_all(EagerTrainer(TASK), [job])[0])[0]
+
+
+def test_a_kind_of_network_is_tried_once(tmp_path):
+    machine = StandIn()
+    trainer = CapturedTrainer(TASK, machine=machine)
+    train_all(trainer, jobs_of(tmp_path, (mlp, with_dropout), count=6, batches=8))
+    train_all(trainer, jobs_of(tmp_path, (mlp, with_dropout), count=2, batches=8))
+    assert trainer._kinds.trials == 2
+    assert machine.captures == 6 + 2 + 2
+
+
+def test_a_kind_is_told_by_settings_not_by_sizes():
+    assert kind_key(mlp(4)) == kind_key(mlp(5))
+    other = mlp(4)
+    other[1].momentum = None
+    assert kind_key(other) != kind_key(mlp(4))
+    assert kind_key(nn.Dropout(0.1)) != kind_key(nn.Dropout(0.2))
+
+
+def test_a_diverging_run_ends_alone(tmp_path):
+    jobs = jobs_of(tmp_path, count=3, batches=40)
+    nan = replace(jobs[2], build=lambda: Explodes())
+    kept = {job.number: reference(job) for job in jobs if job.number != 2}
+    found = train_all(CapturedTrainer(TASK, machine=StandIn()), [*jobs[:2], nan, *jobs[3:]])
+    assert not found[2].finite
+    assert found[2].trained == 2  # where the loss is looked at first
+    assert all(digest(found[number]) == expected for number, expected in kept.items())
+    eager = train_all(EagerTrainer(TASK), [nan])[2]
+    assert (eager.trained, eager.finite) == (found[2].trained, False)
+
+
+class Explodes(Own):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) / 0.0
+
+
+# ---- admission, stop, checkpoints -----------------------------------------------------------
+
+
+class Tight(StandIn):
+    """Each captured run takes some memory until it is released."""
+
+    def __init__(self, fits: int, monkeypatch) -> None:
+        super().__init__(free=fits * 100 + 40)
+        self.most = self.now = 0
+        start, release = captured.CapturedRun.start, captured.CapturedRun.release
+
+        def started(run):
+            if self.memory < 100:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+            start(run)
+            self.memory -= 100
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+        def released(run):
+            release(run)
+            self.memory += 100
+            self.now -= 1
+
+        monkeypatch.setattr(captured.CapturedRun, "start", started)
+        monkeypatch.setattr(captured.CapturedRun, "release", released)
+
+
+def test_as_many_runs_at_a_time_as_memory_allows(tmp_path, monkeypatch):
+    machine = Tight(3, monkeypatch)
+    found = train_all(CapturedTrainer(TASK, machine=machine), jobs_of(tmp_path, count=7))
+    assert sorted(found) == list(range(7))
+    assert machine.most == 3
+
+
+def test_a_run_that_finds_no_memory_waits_for_another_to_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(captured, "HEADROOM", 0.0)  # admission sees nothing coming
+    machine = Tight(2, monkeypatch)
+    jobs = jobs_of(tmp_path, count=6)
+    found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
+    assert sorted(found) == list(range(6))
+    assert machine.most == 2
+    assert digest(found[5]) == reference(jobs[5])
+
+
+def test_a_run_that_does_not_fit_alone_is_one_clear_line(tmp_path, monkeypatch):
+    machine = Tight(0, monkeypatch)
+    with pytest.raises(EsperError, match=r"out of memory on cpu with one network"):
+        train_all(CapturedTrainer(TASK, machine=machine), jobs_of(tmp_path, count=2))
+
+
+def test_at_most_24_at_a_time_and_jobs_are_taken_as_there_is_room(tmp_path):
+    taken = []
+
+    def jobs():
+        for job in jobs_of(tmp_path, count=40, batches=4):
+            taken.append(job.number)
+            yield job
+
+    running = []
+    outcomes = CapturedTrainer(TASK, machine=StandIn()).train(jobs(), never)
+    for outcome in outcomes:
+        running.append(outcome.number)
+        assert len(taken) - len(running) < 24
+    assert sorted(running) == list(range(40))
+
+
+def test_a_stop_saves_and_judges_what_is_under_way_and_resume_is_bitwise(tmp_path, monkeypatch):
+    monkeypatch.setattr(captured, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(lanes, "MAX_BURST", 2)
+    jobs = jobs_of(tmp_path, (mlp, with_dropout), count=3, batches=30)
+    expected = {job.number: reference(job) for job in jobs}
+    calls = []
+
+    def stop(running):
+        calls.append(running)
+        return len(calls) == 3
+
+    cut = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs, stop)
+    assert sorted(cut) == [0, 1, 2]
+    assert all(0 < outcome.trained < 30 for outcome in cut.values())
+    assert all(job.checkpoint.exists() for job in jobs)
+    resumed = train_all(CapturedTrainer(TASK, lanes=3, machine=StandIn()), jobs[::-1])
+    assert {number: digest(outcome) for number, outcome in resumed.items()} == expected
+
+
+def test_runs_are_saved_on_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(captured, "SAVE_SECONDS", 0.0)
+    jobs = jobs_of(tmp_path, count=2)
+    found = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs)
+    assert all(job.checkpoint.exists() for job in jobs)
+    middle = Program(jobs[0], TASK, replace(PLAIN, captured=True)).trained
+    assert 0 < middle < 20
+    again = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs)
+    assert digest(again[0]) == digest(found[0])
+
+
+def test_the_generators_and_settings_of_the_caller_stay_as_they_are(tmp_path):
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = torch.rand(1), random.random()
+    torch.manual_seed(5)
+    random.seed(5)
+    for _ in CapturedTrainer(TASK, machine=StandIn()).train(
+        iter(jobs_of(tmp_path, (with_dropout,), count=2)), never
+    ):
+        pass
+    assert (torch.rand(1), random.random()) == expected
+
+
+def test_unused_parameters_keep_no_gradient(tmp_path):
+    class Unused(Own):
+        def __init__(self):
+            super().__init__()
+            self.other = nn.Linear(4, 4)
+
+    job = make_job(Unused, 0, tmp_path)
+    outcome = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])[0]
+    assert outcome.how.trainer == "captured"
+    assert torch.equal(outcome.weights["other.weight"], job.build().other.weight)
+
+
+def test_a_cpu_trains_eagerly():
+    assert isinstance(trainer_for(TASK), EagerTrainer)
+
+
+def test_a_queue_is_short_in_time_and_grows_its_bursts_with_speed():
+    class Open(lanes.Mark):
+        done = False
+
+        def query(self):
+            return self.done
+
+    queue = lanes.Queue()
+    queue.batch_seconds = 0.0001
+    assert queue.burst == 50
+    marks = []
+    while queue.has_room():
+        marks.append(Open())
+        queue.add(marks[-1], queue.burst)
+    assert 7 <= len(marks) <= 9
+    marks[0].done = marks[1].done = True
+    assert queue.has_room()
+    queue.batch_seconds = 10.0
+    assert queue.burst == 1
