@@ -209,7 +209,7 @@ class WorkerTrainer:
             return [self._judge(run)] if run.advance(SLICE_SECONDS) else []
 
     def _judge(self, run: _OwnRun) -> Outcome:
-        return run.program.outcome(self._eager.how())
+        return run.program.outcome(run.program.how("eager"))
 
     def _stop(self, run: _OwnRun | None) -> list[Outcome]:
         for number, worker in self._workers.items():
