@@ -84,7 +84,7 @@ def sample_activation(topology: Topology, channels: int) -> Tensor:
 
 
 def misfit(
-    recipe: Blueprint, spec: InjectionSpec, source: HostSegment | None, host: nn.Module
+    recipe: Blueprint, spec: InjectionSpec, source: HostSegment | None, host: object
 ) -> str | None:
     """Return why a blueprint does not fit a slot, or None if it does.
 

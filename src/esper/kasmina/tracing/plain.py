@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx, nn
 
-from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.tracing.hook_plain import grown_model
 from esper.kasmina.tracing.hooks import HookedHost
 from esper.kasmina.tracing.host import HostTrace, TracedHost
 from esper.kasmina.tracing.inputs import Inputs
 from esper.leyline.errors import EsperError
+
+if TYPE_CHECKING:
+    from esper.kasmina.member import MorphogeneticModel
 
 _PREFIX = "segment"
 """`to_plain` puts the modules of the host's segments below `segment0`, `segment1`, ..."""
