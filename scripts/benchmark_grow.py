@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from esper.device.rng import forked_rng
 from esper.growing.metrics import make_metric
 from esper.growing.runs import Recipe
-from esper.growing.trainers.choose import trainer_for
+from esper.growing.trainers.choose import process_trainer
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Job, Running
 from esper.growing.trainers.task import Task, scalar_loss
@@ -209,7 +209,7 @@ def ours(row: Row, data: tuple[Tensor, Tensor], batches: int) -> tuple[float, fl
     """By the trainer of the device: while all train, and of the whole with start and judging."""
     x, y = data
     task = make_task(row, x, y)
-    trainer = trainer_for(task)
+    trainer = process_trainer(task)
     seen: list[tuple[float, int]] = []
 
     def tick(running: Sequence[Running]) -> bool:

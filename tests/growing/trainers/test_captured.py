@@ -25,7 +25,7 @@ from captured_support import (
 )
 from esper.growing.trainers import captured, lanes
 from esper.growing.trainers.captured import CapturedTrainer
-from esper.growing.trainers.choose import trainer_for
+from esper.growing.trainers.choose import process_trainer
 from esper.growing.trainers.data import ResidentOrder, Samples
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
@@ -375,7 +375,7 @@ def test_unused_parameters_keep_no_gradient(tmp_path):
 
 
 def test_a_cpu_trains_eagerly():
-    assert isinstance(trainer_for(TASK), EagerTrainer)
+    assert isinstance(process_trainer(TASK), EagerTrainer)
 
 
 def test_a_queue_is_short_in_time_and_grows_its_bursts_with_speed():
