@@ -1,4 +1,4 @@
-"""On a GPU, a network cut over the ranks of NCCL trains as in one process; one rank for each GPU."""
+"""On a GPU, a network cut over the ranks of NCCL trains as in one process; one rank per GPU."""
 
 from __future__ import annotations
 
