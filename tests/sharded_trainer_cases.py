@@ -403,5 +403,7 @@ if __name__ == "__main__":
     def work() -> None:
         for name in sys.argv[3:]:
             torch.save(run(name, HOME), HOME / f"{name}-{os.environ['RANK']}.pt")
+            if DEVICE == "cuda":  # only now: CUDA does not survive a fork
+                torch.save(eager(name, HOME), HOME / f"{name}-eager.pt")
 
     sys.exit(fork_ranks(int(sys.argv[1]), work))

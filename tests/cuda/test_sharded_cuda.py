@@ -1,10 +1,11 @@
-"""On a GPU, a network cut over the ranks of NCCL trains as under loop; one rank for each GPU."""
+"""On a GPU, a network cut over the ranks of NCCL trains as in one process; one rank per GPU."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,3 +51,24 @@ def test_sharded_equals_loop(tmp_path, ranks: int):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_plain_module_is_trained_as_in_one_process(tmp_path, ranks: int):
+    """cuDNN keeps a copy of the weights of recurrent layers, which is not what ranks gather."""
+    if torch.cuda.device_count() < ranks:
+        pytest.skip(f"needs {ranks} GPUs")
+    names = ("conv", "tokens", "recurrent", "dropping", "half")
+    driver = Path(__file__).parents[1] / "sharded_trainer_cases.py"
+    paths = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, str(driver), str(ranks), str(tmp_path), *names],
+        env=os.environ | {"PYTHONPATH": paths, "ESPER_TEST_DEVICE": "cuda"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    for name in names:
+        pair = [torch.load(tmp_path / f"{name}-{part}.pt") for part in ("eager", ranks - 1)]
+        torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)

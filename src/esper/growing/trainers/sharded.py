@@ -429,7 +429,8 @@ def _cut(
 
     for part in network.modules():
         if isinstance(part, nn.RNNBase):
-            part.register_forward_pre_hook(_hold_weights)
+            # cuDNN's flat copy of the weights would take the place of what FSDP2 gathers.
+            vars(part)["flatten_parameters"] = _do_nothing
         elif held := _held_elsewhere(part, copied):
             raise EsperError(
                 f"{_name(network)} cannot be cut over ranks: {_name(part)}.{held} holds a "
@@ -438,9 +439,7 @@ def _cut(
             )
 
 
-def _hold_weights(part: nn.RNNBase, args: Any) -> None:
-    """Recurrent layers compute with a list of their weights, which FSDP2 replaces."""
-    part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]
+def _do_nothing() -> None: ...
 
 
 def _held_elsewhere(part: nn.Module, copied: set[nn.Parameter]) -> str | None:
