@@ -200,7 +200,7 @@ def _curves(result: GrowResult) -> list[Markup]:
     except EsperError as error:
         return [tag("p", f"The runs cannot be shown: {error}")]
     some = _best_known(every, result)
-    curves = [Curve(one.number, _curve_kind(one, result), one.points) for one in some]
+    curves = [Curve(one.number, _curve_kind(one, result), one.points, one.best) for one in some]
     left_out = len(every) - len(some)
     note = (
         "Validation score of every network by the number of batches it was trained on; each point "
@@ -237,6 +237,7 @@ class _Line:
     described: str
     points: tuple[tuple[int, float], ...]
     """(batches, validation score) of its runs."""
+    best: tuple[int, float]
     merit: float
 
 
@@ -256,7 +257,17 @@ def score_by_length(runs: Table, info: GrowInfo) -> list[_Line]:
         width = [f"{info.variants[best.variant]} as wide"] if best.variant else []
         points = tuple((row.trained, row.score) for row in rows if row.trained)
         described = ", ".join((*width, *seeds)) or "none"
-        lines.append(_Line(best.number, best.params, best.recipe.lr, described, points, best.merit))
+        lines.append(
+            _Line(
+                number=best.number,
+                params=best.params,
+                rate=best.recipe.lr,
+                described=described,
+                points=points,
+                best=(best.trained, best.score),
+                merit=best.merit,
+            )
+        )
     return lines
 
 

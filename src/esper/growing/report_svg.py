@@ -135,6 +135,8 @@ class Curve:
     kind: Kind
     points: tuple[tuple[int, float], ...]
     """(batches, score)"""
+    best: tuple[int, float]
+    """The one of the run that is named."""
 
 
 def curve_plot(curves: Sequence[Curve], metric: str) -> Markup:
@@ -162,16 +164,15 @@ def curve_plot(curves: Sequence[Curve], metric: str) -> Markup:
 def _curve(curve: Curve, x: Scale, y: Scale) -> Markup:
     pixels = [(x(batch), y(score)) for batch, score in curve.points]
     title = f"network {curve.number}"
-    if len(pixels) == 1 or curve.kind not in ("stopped", "done"):
-        ends = [symbol(curve.kind, *pixels[-1], title)]
-    else:
-        ends = []
+    batch, score = curve.best
+    marked = len(pixels) == 1 or curve.kind not in ("stopped", "done")
+    marks = [symbol(curve.kind, x(batch), y(score), title)] if marked else []
     line = " ".join(f"{a:.1f},{b:.1f}" for a, b in pixels)
     width = 2.5 if curve.kind in ("pick", "host", "front") else 1.2
     return markup(
         tag("polyline", tag("title", title), points=line, class_=f"{curve.kind} path",
             stroke_width=width),
-        *ends,
+        *marks,
     )  # fmt: skip
 
 
