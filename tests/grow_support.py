@@ -1,25 +1,40 @@
-"""Searches of `esper.grow` that are over in a moment: no probe, no exported files, no report."""
+"""Searches of `esper.grow` that are over in a moment, and what is compared of them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import esper
 from esper.growing.api import prepare_run
-from esper.growing.folder import GrowFolder
+from esper.growing.folder import GrowFolder, read_table
 from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
+from esper.growing.runs import Row
 from esper.growing.settings import GrowSettings
 
 
 def quick_search(
     folder: Path, model: Model, parts: Sequence[Any], budget: esper.Budget, **settings: Any
 ) -> esper.GrowResult:
-    """`parts`: train, val and test."""
+    """`parts`: train, val and test; no exported files, no report."""
     chosen = GrowSettings(device="cpu", **settings)
-    run = prepare_run(model, *parts, budget, chosen, ProgressPrinter(verbose=False), probe=False)
+    run = prepare_run(model, *parts, budget, chosen, ProgressPrinter(verbose=False))
     with contextlib.closing(GrowFolder.create(folder, "quick", 0)) as home:
         return run.search(home, resumed=False, files=False)
+
+
+def runs_of(folder: Path) -> tuple[Row, ...]:
+    """The table of a search, but not the time that its runs took."""
+    return tuple(replace(row, seconds=0.0) for row in read_table(folder).rows)
+
+
+def same_weights(one: esper.GrowResult, other: esper.GrowResult) -> bool:
+    """Whether both picks are the same, bit for bit."""
+    a, b = one.model.state_dict(), other.model.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

@@ -20,7 +20,6 @@ from esper.growing.runs import How, Recipe, Row, Table
 from esper.growing.search import Limits, Search
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
-from esper.leyline.codec import read_record, to_json
 
 RECIPE = Recipe("adamw", 0.01, 0.0, 1.0, 8, 108)
 RATES = (0.01 / 3, 0.01, 0.03)
@@ -152,27 +151,22 @@ class Disk:
     """What is left after a kill; `fails`: number of the write at which the process dies."""
 
     home: Path
-    table: str = ""
+    table: Table = field(default_factory=Table)
     weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     writes: int = 0
     fails: int = -1
-    after: bool = False
-    """Whether it dies after the write, not before."""
     tables: int = 0
 
     def _write(self, work: Callable[[], object]) -> None:
         dies = self.writes == self.fails
         self.writes += 1
-        if dies and not self.after:
-            raise Killed
-        work()
         if dies:
             raise Killed
+        work()
 
     def save_table(self, table: Table) -> None:
         self.tables += 1
-        text = json.dumps(to_json(table))
-        self._write(lambda: setattr(self, "table", text))
+        self._write(lambda: setattr(self, "table", table))
 
     def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
         self._write(lambda: self.weights.__setitem__(number, dict(weights)))
@@ -185,7 +179,7 @@ class Disk:
 
     def read(self) -> Table:
         """The table as a new process reads it."""
-        return read_record(Table, json.loads(self.table), "table") if self.table else Table()
+        return self.table
 
     def load(self, number: int) -> dict[str, Tensor]:
         return self.weights[number]

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import esper
 from esper.growing.data import read_data
-from esper.growing.folder import read_state
 from esper.growing.settings import GrowSettings
-from esper.kasmina.population import Population
+from esper.growing.trainers.task import Task
+from grow_support import runs_of
 from support import refused
 
 BUDGET = esper.Budget(host_runs=3)
@@ -47,20 +47,15 @@ def results(tmp_path_factory) -> dict[bool, esper.GrowResult]:
 
 def test_training_batches_are_in_bfloat16_and_validation_is_not(tmp_path, monkeypatch):
     seen: dict[str, set[bool]] = {"train": set(), "val": set()}
-    train, forward = Population.train_rows, Population.forward
+    outputs = Task.outputs
 
-    def watched_train(self: Population, *args: Any, **named: Any) -> Any:
-        seen["train"].add(torch.is_autocast_enabled("cpu"))
-        return train(self, *args, **named)
+    def watched(self: Task, network: nn.Module, values: list[Tensor]) -> Tensor:
+        part = "train" if network.training else "val"
+        seen[part].add(torch.is_autocast_enabled("cpu"))
+        return outputs(self, network, values)
 
-    def watched_forward(self: Population, x: Tensor, *args: Any, **named: Any) -> Tensor:
-        if args:  # rows of a validation
-            seen["val"].add(torch.is_autocast_enabled("cpu"))
-        return forward(self, x, *args, **named)
-
-    monkeypatch.setattr(Population, "train_rows", watched_train)
-    monkeypatch.setattr(Population, "forward", watched_forward)
-    grow(tmp_path, amp=True)
+    monkeypatch.setattr(Task, "outputs", watched)
+    grow(tmp_path, amp=True, budget=esper.Budget(host_runs=1), epochs=1)
     assert seen == {"train": {True}, "val": {False}}
 
 
@@ -74,7 +69,7 @@ def wide_mlp() -> nn.Module:
 def test_later_results_in_float32_are_those_of_a_fresh_process(tmp_path):
     """torch would switch oneDNN off for good on a CPU without bfloat16 instructions."""
     before = torch.backends.mkldnn.enabled
-    smallest = {"budget": esper.Budget(host_runs=1), "epochs": 1, "executor": "loop"}
+    smallest = {"budget": esper.Budget(host_runs=1), "epochs": 1}
     grow(tmp_path, wide_mlp, amp=True, **smallest)
     assert torch.backends.mkldnn.enabled == before
 
@@ -85,7 +80,7 @@ def test_weights_are_float32_and_others_than_without(results):
     assert one.keys() != other.keys() or not all(torch.equal(one[n], other[n]) for n in one)
 
 
-def test_the_plain_network_has_the_validation_score_of_its_member(results):
+def test_the_plain_network_has_the_validation_score_of_its_run(results):
     val = read_data(data(), seed=0).val
     for network in results[True].frontier:
         with torch.no_grad():
@@ -95,12 +90,14 @@ def test_the_plain_network_has_the_validation_score_of_its_member(results):
 
 def test_the_same_seed_is_the_same_search_bit_for_bit(results, tmp_path):
     again = grow(tmp_path, amp=True)
-    assert read_state(again.folder).candidates == read_state(results[True].folder).candidates
+    assert runs_of(again.folder) == runs_of(results[True].folder)
 
 
 def test_the_run_says_what_it_was_trained_in(results):
     said = {amp: results[amp].info.amp for amp in results}
     assert said == {False: False, True: True}
+    precisions = {amp: {row.how.precision for row in runs_of(results[amp].folder)} for amp in said}
+    assert precisions == {False: {"float32"}, True: {"bfloat16"}}
 
 
 def test_a_run_is_resumed_in_its_own_precision(results):
@@ -108,17 +105,16 @@ def test_a_run_is_resumed_in_its_own_precision(results):
     assert "other amp (True, now False)" in text
 
 
-class Inverse(nn.Module):
-    """torch has no inverse in bfloat16."""
+class Turned(nn.Module):
+    """torch has no complex numbers of bfloat16 parts."""
 
     def forward(self, x: Tensor) -> Tensor:
-        eye = torch.eye(4, dtype=x.dtype, device=x.device)
-        return x @ torch.linalg.inv(eye + 0.01 * x.mT @ x)
+        return torch.complex(x, x).real
 
 
 def test_an_operation_without_bfloat16_is_one_line(tmp_path):
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 4), Inverse(), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(),
+        nn.Flatten(), nn.Linear(36, 4), Turned(), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(),
         nn.Linear(4, 2),
     )  # fmt: skip
     text = refused(lambda: grow(tmp_path, model, amp=True))
@@ -132,5 +128,6 @@ def test_what_is_no_choice_is_one_line(amp):
     assert "give True, False, or 'auto'" in refused(lambda: GrowSettings(amp=amp))
 
 
-def test_auto_is_float32():
-    assert not GrowSettings().mixed_precision
+def test_auto_is_float32_on_a_cpu(tmp_path):
+    found = grow(tmp_path, amp="auto", budget=esper.Budget(host_runs=1), epochs=1)
+    assert not found.info.amp

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import esper
-from esper.growing.folder import read_state
-from esper.growing.training import BracketTrainer
+from esper.growing.folder import read_table
+from esper.growing.trainers.program import Program
+from grow_support import runs_of, same_weights
 from tracker_support import stand_in
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
@@ -35,17 +36,17 @@ def model(outputs: int = 2) -> nn.Module:
 
 
 def grow(folder: Path, made: Any = model, train: Any = (X, LABELS), **settings) -> esper.GrowResult:
-    chosen = {"budget": esper.Budget(host_runs=2), "epochs": 4, "lr": 0.03, "widths": ()} | settings
+    chosen = {
+        "budget": esper.Budget(host_runs=4),
+        "epochs": 12,
+        "lr": 0.03,
+        "widths": (),
+    } | settings
     return esper.grow(made, train, folder=folder, verbose=False, device="cpu", **chosen)
 
 
 def weights(result: esper.GrowResult) -> dict[str, Tensor]:
     return result.model.state_dict()
-
-
-def same_weights(one: esper.GrowResult, other: esper.GrowResult) -> bool:
-    a, b = weights(one), weights(other)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.fixture(scope="module")
@@ -92,27 +93,35 @@ class Stop(BaseException):
 
 
 def test_a_killed_search_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
-    """Saved after every chunk, killed in the middle of the first bracket."""
-    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", -1.0)
-    train = BracketTrainer._train_chunk
+    """A checkpoint after every batch, killed in the middle of the first run."""
+    monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("esper.growing.trainers.eager.TICK_SECONDS", -1.0)
+    train, batches = Program.run_eager, []
 
-    def killed(self, count):
-        if self.length == whole.info.length and self.batch:  # the probe is of another length
+    def killed(self):
+        if len(batches) == 9:
             raise Stop
-        train(self, count)
+        train(self)
+
+    def counted(self):
+        batches.append(self.trained)
+        train(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BracketTrainer, "_train_chunk", killed)
+        patch.setattr(Program, "run_eager", lambda self: (killed(self), batches.append(0)))
         with pytest.raises(Stop):
             grow(tmp_path)
     (folder,) = tmp_path.iterdir()
-    assert read_state(folder).members, "in the middle of a bracket"
+    assert [row.status for row in read_table(folder).rows] == ["planned"]
+    batches.clear()
+    monkeypatch.setattr(Program, "run_eager", counted)
     again = grow(tmp_path, resume=folder)
-    assert again.search_state().candidates == whole.search_state().candidates
+    assert batches[0] == 9, "from its checkpoint"
+    assert runs_of(again.folder) == runs_of(whole.folder)
     assert same_weights(again, whole)
 
 
-def test_trackers_and_on_round_get_every_stage_and_networks_are_the_same(
+def test_trackers_and_on_round_get_every_rung_and_networks_are_the_same(
     whole, tmp_path, monkeypatch
 ):
     library, seen = stand_in(monkeypatch), []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 from torch import nn
 
 import esper
-from esper.growing.folder import read_state
-from esper.growing.records import SearchState
+from grow_support import runs_of
 from support import refused
 from tracker_support import stand_in
 
@@ -37,13 +35,8 @@ def plain(tmp_path_factory) -> esper.GrowResult:
     return grow(tmp_path_factory.mktemp("plain"))
 
 
-def state_of(folder: Path) -> SearchState:
-    """All curves and sizes, but not the time they took."""
-    return replace(read_state(folder), seconds=0.0)
-
-
 def same_networks(one: Path, two: Path) -> bool:
-    files = sorted(path.relative_to(one) for path in one.glob("networks/*/*.safetensors"))
+    files = sorted(path.relative_to(one) for path in one.glob("networks/*.safetensors"))
     return bool(files) and all((one / f).read_bytes() == (two / f).read_bytes() for f in files)
 
 
@@ -53,7 +46,7 @@ def test_networks_are_the_same_with_a_tracker_and_it_gets_what_on_round_gets(
 ):
     library, seen = stand_in(monkeypatch, fails, after=1), []
     result = grow(tmp_path, track=["wandb"], on_round=seen.append)
-    assert state_of(result.folder) == state_of(plain.folder)
+    assert runs_of(result.folder) == runs_of(plain.folder)
     assert same_networks(result.folder, plain.folder)
     assert [progress.round for progress in seen] == list(range(len(seen)))
     assert len(seen) > 3
@@ -81,7 +74,7 @@ def test_what_on_round_raises_ends_the_search_which_resumes_without_loss(
         track=["wandb"],
         on_round=lambda progress: seen.append(progress.round),
     )
-    assert state_of(result.folder) == state_of(plain.folder)
+    assert runs_of(result.folder) == runs_of(plain.folder)
     assert seen == library.steps == list(range(len(seen)))
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.growing.budget import Budget
@@ -91,8 +91,8 @@ def test_survivors_are_the_frontier_for_three_times_as_long():
 
 def test_of_many_a_third_goes_on_and_the_whole_frontier():
     made = ladder(FakeNetworks(params=(100,)))
-    rows = [row(n, 0.5 + 0.01 * n, rung=2, params=100 + n, trained=36,
-                recipe=replace(RECIPE, batches=36, lr=0.001 * (n + 1))) for n in range(9)]  # fmt: skip
+    short = [replace(RECIPE, batches=36, lr=0.001 * (n + 1)) for n in range(9)]
+    rows = [row(n, 0.5 + 0.01 * n, rung=2, params=100 + n, recipe=short[n]) for n in range(9)]
     kept = list(made._survivors(3, rows))
     assert {one.parent for one in kept} == set(range(9)), "all of them are on the frontier"
     level = [replace(one, params=100, score=0.5 - 0.01 * one.number) for one in rows]
@@ -148,6 +148,7 @@ def test_where_nothing_new_is_left_the_search_is_over(networks):
     assert len(table.rows) <= 6
 
 
+@settings(deadline=None)
 @given(
     left=st.floats(0.0, 1.0),
     rungs=st.integers(0, 4),
@@ -167,6 +168,7 @@ def test_a_rung_costs_no_more_than_is_left(left, rungs, seed, policy):
         assert in_full <= max(LARGEST_SHARE * left, price(one)) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(1, 5), st.sampled_from(["ladder", "random"]))
 def test_the_same_runs_lead_to_the_same_proposals(seed, rungs, policy):
     table = climb(ladder(seed=seed, policy=policy), rungs)

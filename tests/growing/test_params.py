@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.growing.budget import Budget
 from esper.growing.data import read_data
+from esper.growing.networks import Variant
 from esper.growing.problem import make_problem
 from esper.growing.settings import GrowSettings
-from esper.growing.setup import Builder, make_space
-from esper.growing.training import BracketTrainer
-from esper.kasmina.population_config import PopulationConfig
-from esper.kasmina.tracing import plain_model
+from esper.kasmina.tracing import finished_model
 from user_models import CASES
 
 QUICK = ("sequential", "lstm", "unused", "frozen", "tied")
@@ -27,17 +24,14 @@ def test_every_seed_in_every_slot_counts_as_in_the_module_the_user_gets(kind):
     case = CASES[kind]
     torch.manual_seed(0)
     data = read_data((case.example(40), case.labels(40)))
-    problem = make_problem(case.build, data, GrowSettings(output=case.output))
-    builder = Builder(problem.trace, PopulationConfig(), problem.loss, 0, torch.device("cpu"))
-    space = make_space(builder, problem.packed(data.val), Budget())
-    topologies = [space.bare]
-    for name in space.blueprints:
-        fitting = (name if name in space.options(slot) else "" for slot in range(space.slots))
-        topologies.append(tuple(fitting))
-    population = builder(range(len(topologies)))
-    trainer = BracketTrainer(population, space, None, 1, [0.01])
-    trainer.plant(topologies)
-    for member, topology in enumerate(topologies):
-        model = plain_model(problem.trace, population.member(member))
+    trace = make_problem(case.build, data, GrowSettings(output=case.output)).trace
+    variant = Variant("", trace, trace.inputs.values(data.example().inputs), 0)
+    slots = range(len(trace.slots))
+    topologies = [variant.bare]
+    for name in sorted({name for slot in slots for name in variant.options(slot)}):
+        topologies.append(tuple(name if name in variant.options(slot) else "" for slot in slots))
+    assert len(topologies) > 1
+    for topology in topologies:
+        model = finished_model(variant.build(topology, 0))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        assert space.size(topology).params == trained, topology
+        assert variant.size(topology).params == trained, topology

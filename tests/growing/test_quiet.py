@@ -15,7 +15,7 @@ from esper.storage import atomic
 
 
 class Wavering(nn.Module):
-    """Depends on the values of its input: kept whole, not vmapped, not exported."""
+    """Depends on the values of its input: kept whole, not exported."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ def grow(folder, verbose: bool, model=model, **settings) -> esper.GrowResult:
 
 
 def test_a_quiet_run_prints_nothing_even_if_parts_of_it_fail(tmp_path, capfd, caplog, recwarn):
-    """The population warns, and torch prints what it could not export."""
+    """torch prints what it could not export."""
     result = grow(tmp_path, verbose=False)
     assert not list(result.folder.rglob("*.pt2"))
     assert result.model(torch.zeros(2, 4)).shape == (2, 2)
@@ -52,11 +52,10 @@ def test_a_quiet_run_prints_nothing_even_if_parts_of_it_fail(tmp_path, capfd, ca
     assert not recwarn.list
 
 
-def test_what_is_slow_or_cannot_be_exported_takes_a_line_each(tmp_path, capfd):
+def test_what_cannot_be_exported_takes_a_line(tmp_path, capfd):
     grow(tmp_path, verbose=True)
     lines = capfd.readouterr().err.splitlines()
-    for words in ("executor loop, member by member", "needs your code to be loaded again: 2 is"):
-        assert sum(words in line for line in lines) == 1
+    assert sum("needs your code to be loaded again: 2 is" in line for line in lines) == 1
     assert all(line and not line.startswith(" ") for line in lines)
 
 

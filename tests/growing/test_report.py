@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from esper.growing.records import Candidate, SearchState
 
 from esper.growing.budget import Budget
 from esper.growing.folder import GrowFolder, GrowInfo
-from esper.growing.records import Candidate, SearchState
 from esper.growing.report import MOST_CANDIDATES, page
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.plotting.svg_axes import Scale, nice_ticks

@@ -1,307 +1,420 @@
-"""The search: honest budgets, controls, copies, and runs that survive whatever interrupts them."""
+"""A search: the table before and after every step, kills and Ctrl-C anywhere, honest budgets."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
-import subprocess
-import sys
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-import esper
-from esper.growing.data import read_data
-from esper.growing.folder import GrowFolder, read_state
-from esper.growing.records import Candidate
-from esper.growing.search import Search, control_numbers, frontier_numbers
-from esper.growing.training import BracketTrainer, rate_share
-from support import refused
+from esper.growing.budget import Budget
+from esper.growing.clock import Clock
+from esper.growing.runs import Row, Table
+from esper.growing.search import Limits, Search, control_numbers, frontier_numbers, judged
+from esper.growing.trainers.job import Outcome
+from search_support import (
+    HOW,
+    RECIPE,
+    CountingTrainer,
+    Disk,
+    Killed,
+    Watcher,
+    make_search,
+    quality,
+    row,
+)
+
+SMALL = 5.0
+"""Budget of the searches that are killed at every write."""
 
 
-def data(samples: int = 240, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(seed)
-    x = generator.standard_normal((samples, 6)).astype(np.float32)
-    y = (x[:, 0] * x[:, 1] > 0).astype(np.int64) + 2 * (x[:, 2] > 0.3)
-    return x, y
+@pytest.fixture(autouse=True)
+def saved_often(monkeypatch):
+    """After every run: every one of these writes is one to be killed at."""
+    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", -1.0)
 
 
-def model() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 4))
-
-
-def grow(folder: Path, **settings) -> esper.GrowResult:
-    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 8, "widths": (2.0,)} | settings
-    return esper.grow(model, data(), folder=folder, verbose=False, device="cpu", **chosen)
+def searched(home: Path, **settings) -> tuple[Search, Disk]:
+    disk = Disk(home)
+    search = make_search(disk, **settings)
+    assert search.run(Table())
+    return search, disk
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory) -> esper.GrowResult:
-    return grow(tmp_path_factory.mktemp("whole"))
+def whole(tmp_path_factory) -> tuple[Search, Disk]:
+    return searched(tmp_path_factory.mktemp("whole"))
 
 
-def candidates(result: esper.GrowResult):
-    return read_state(result.folder).candidates
+def results(disk: Disk) -> tuple[Table, dict[int, int]]:
+    return disk.read(), {number: int(w["w"]) for number, w in disk.weights.items()}
 
 
-def test_the_compute_of_all_candidates_is_within_the_budget_and_adds_up(result):
-    found, length = candidates(result), result.info.length
-    assert result.record.runs <= 12.0
-    assert sum(c.compute for c in found) / length == pytest.approx(result.record.runs, rel=1e-9)
+# ---- the table -----------------------------------------------------------------------------------
 
 
-def test_the_model_as_given_is_among_those_trained_in_full(result):
-    assert result.host.params == sum(p.numel() for p in model().parameters())
-    assert control_numbers(candidates(result)) == {result.record.host.number}
-    assert result.best.val_score >= result.host.val_score
+def test_the_first_run_ends_before_anything_else_is_proposed(tmp_path):
+    trainer = CountingTrainer()
+    searched(tmp_path, trainer=trainer)
+    own = RECIPE.batches
+    assert trainer.trained[:own] == [(0, batch) for batch in range(own)]
 
 
-def test_the_frontier_is_saved_and_nothing_on_it_is_dominated(result):
-    found = candidates(result)
-    assert {n.record.number for n in result.frontier} == frontier_numbers(found)
-    for network in result.frontier:
-        assert (result.folder / "networks" / f"{network.record.number:04d}").is_dir()
-        better = [c for c in found if c.finished and c.params <= network.params]
-        assert max(c.score for c in better) == network.val_score
+def test_the_compute_of_all_runs_is_within_the_budget_and_adds_up(whole):
+    search, disk = whole
+    rows = disk.read().rows
+    spent = sum(one.cost * one.trained for one in rows) / RECIPE.batches
+    assert spent == pytest.approx(search.runs)
+    assert 0.9 * 12.0 < spent <= 12.0
 
 
-def test_the_plain_model_has_the_validation_score_of_its_member(result):
-    """Judged by the exported network, on the user's own samples."""
-    x, y = data()
-    val = read_data((x, y), seed=0).val
-    for network in result.frontier:
-        with torch.no_grad():
-            accuracy = (network.model(val.inputs).argmax(1) == val.targets).float().mean()
-        assert float(accuracy) == pytest.approx(network.val_score, abs=1e-6)
-        assert "esper" not in {type(m).__module__.split(".")[0] for m in network.model.modules()}
+@settings(max_examples=15, deadline=None)
+@given(runs=st.floats(0.3, 40.0), seed=st.integers(0, 5), policy=st.sampled_from(("ladder",
+       "random")))  # fmt: skip
+def test_no_budget_is_exceeded_but_for_the_model_itself(tmp_path_factory, runs, seed, policy):
+    home = tmp_path_factory.mktemp("budget")
+    search, _ = searched(home, runs=runs, seed=seed, policy=policy)
+    assert search.runs <= max(1.0, runs) * (1 + 1e-6)
+    assert search.table.rows[0].status == "finished"
 
 
-def test_the_same_seed_is_the_same_search_bit_for_bit(result, tmp_path):
-    again = grow(tmp_path)
-    assert candidates(again) == candidates(result)
-    a, b = (r.model.state_dict() for r in (result, again))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+def test_the_table_is_saved_before_a_rung_and_after_every_run(tmp_path):
+    disk = Disk(tmp_path)
+    seen: list[tuple[int, list[str]]] = []
+
+    class Looking(CountingTrainer):
+        def train(self, jobs, tick):
+            seen.append((len(disk.weights), [one.status for one in disk.read().rows]))
+            for outcome in super().train(jobs, tick):
+                yield outcome
+                assert disk.read().rows[outcome.number].status == "finished"
+                assert outcome.number in disk.weights
+
+    search = make_search(disk, trainer=Looking())
+    search.run(Table())
+    assert seen[0] == (0, ["planned"])
+    assert all("planned" in statuses for _, statuses in seen)
+    assert disk.read() == search.table
 
 
-def test_another_seed_is_another_search(result, tmp_path):
-    assert candidates(grow(tmp_path, seed=1)) != candidates(result)
+def test_it_says_why_it_is_over(tmp_path, whole):
+    assert whole[0].table.ended == "the budget is spent, or nothing new is left to try"
+    stuck, _ = searched(
+        tmp_path,
+        runs=2000.0,
+        trainer=CountingTrainer(lambda one: quality(one) if one.rung < 4 else 0.2),
+    )
+    assert stuck.table.ended == "nothing improved in 2 rungs"
 
 
-@pytest.mark.parametrize("runs", [1.0, 1.5, 2.0, 2.5, 3.0])
-def test_however_small_the_budget_the_model_itself_is_trained_in_full(tmp_path, runs):
-    """Narrower copies would fit where it does not."""
-    small = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=2)
-    assert control_numbers(candidates(small)) == {small.record.host.number}
-    assert small.record.runs <= max(1.0, runs)
+def test_a_search_that_is_over_stays_as_it_is(whole):
+    _, disk = whole
+    before, trainer = results(disk), CountingTrainer()
+    assert make_search(disk, trainer=trainer).run(disk.read())
+    assert trainer.trained == []
+    assert results(disk) == before
 
 
-class Stop(BaseException):
-    """Ends a search like a kill: nothing catches it."""
+def test_a_larger_budget_goes_on_from_there(tmp_path):
+    _, disk = searched(tmp_path, runs=4.0)
+    known, trainer = disk.read().rows, CountingTrainer()
+    make_search(disk, runs=9.0, trainer=trainer).run(disk.read())
+    done = {one.number for one in known if one.status == "finished"}
+    assert not done & {number for number, _ in trainer.trained}
+    assert len(disk.read().rows) > len(known)
 
 
-@pytest.mark.slow  # resuming bit for bit is tested after Ctrl-C by default
-@pytest.mark.parametrize(("batch", "seconds"), [(30, 60.0), (15, -1.0), (30, -1.0), (65, -1.0)])
-def test_a_killed_search_resumes_bit_for_bit(result, tmp_path, monkeypatch, batch, seconds):
-    """Saved at the end of each stage, or after every chunk; killed in the middle of a stage."""
-    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", seconds)
-    train = BracketTrainer._train_chunk
-
-    def killed(self, count):
-        if self.length != 1000 and self.batch >= batch:  # 1000: the probe
-            raise Stop
-        train(self, count)
-
-    monkeypatch.setattr(BracketTrainer, "_train_chunk", killed)
-    with pytest.raises(Stop):
-        grow(tmp_path)
-    monkeypatch.setattr(BracketTrainer, "_train_chunk", train)
-    (folder,) = tmp_path.iterdir()
-    assert read_state(folder).members
-    again = grow(tmp_path, resume=folder)
-    assert list(tmp_path.iterdir()) == [folder]
-    assert candidates(again) == candidates(result)
-    a, b = (r.model.state_dict() for r in (result, again))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+def test_weights_are_kept_of_what_can_be_returned_alone(whole):
+    search, disk = whole
+    rows = search.table.rows
+    kept = frontier_numbers(rows) | control_numbers(rows)
+    assert set(disk.weights) == kept == {one.number for one in rows if one.saved}
+    assert len(kept) < len(rows)
+    assert not list(disk.home.iterdir()), "no checkpoint is left"
 
 
-def test_ctrl_c_returns_the_best_so_far_and_the_run_resumes(result, tmp_path, monkeypatch):
-    train = BracketTrainer._train_chunk
+def test_a_run_that_diverges_costs_nothing_but_itself(tmp_path):
+    def score(one: Row) -> float:
+        return math.nan if one.recipe.lr == 0.03 else quality(one)
 
-    def interrupted(self, count):
-        if self.length != 1000 and self.batch >= 30:
-            raise KeyboardInterrupt
-        train(self, count)
-
-    monkeypatch.setattr(BracketTrainer, "_train_chunk", interrupted)
-    early = grow(tmp_path)
-    assert not early.record.complete
-    assert early.host.params == result.host.params
-    assert early.model(torch.zeros(2, 6)).shape == (2, 4)
-    monkeypatch.setattr(BracketTrainer, "_train_chunk", train)
-    again = grow(tmp_path, resume=early.folder)
-    assert again.record.complete
-    assert candidates(again) == candidates(result)
+    search, _ = searched(tmp_path, trainer=CountingTrainer(score))
+    lost = [one for one in search.table.rows if one.recipe.lr == 0.03]
+    assert lost
+    assert all(one.status == "finished" and one.diverged for one in lost)
+    assert not {one.number for one in lost} & frontier_numbers(search.table.rows)
 
 
-def test_a_resume_with_other_data_or_another_model_is_refused(result, tmp_path):
-    other = data(seed=5)
-    settings = {"verbose": False, "resume": result.folder, "device": "cpu", "folder": tmp_path}
-    assert "other data" in refused(lambda: esper.grow(model, other, **settings))
-
-    def wider() -> nn.Module:
-        return nn.Sequential(model()[0], nn.ReLU(), nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 4))
-
-    assert "other model" in refused(lambda: esper.grow(wider, data(), **settings))
-    assert not list(tmp_path.iterdir()), "no folder is left behind"
+# ---- kills ---------------------------------------------------------------------------------------
 
 
-def test_two_processes_cannot_share_a_run(result):
-    held = GrowFolder.open(result.folder)
+def killed(home: Path, at: int) -> Disk | None:
+    """What is on disk after a kill at a write; None: it was over by then."""
+    disk = Disk(home, fails=at)
     try:
-        message = refused(lambda: grow(result.folder.parent, resume=result.folder))
-        assert "is in use" in message
-    finally:
-        held.close()
+        make_search(disk, runs=SMALL).run(Table())
+    except Killed:
+        return disk
+    return None
 
 
-def test_a_member_that_diverges_costs_nothing_but_itself(tmp_path):
-    found = grow(tmp_path, lr=(1e-3, 3e-3, 1e30), budget=esper.Budget(host_runs=5), widths=())
-    scores = [c.score for c in candidates(found) if c.rate == 1e30 and c.curve]
-    assert scores, "some candidate had the absurd rate"
-    assert math.isfinite(found.best.val_score)
-    assert found.best.record.rate < 1
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> tuple[Table, dict[int, int]]:
+    return results(searched(tmp_path_factory.mktemp("small"), runs=SMALL)[1])
 
 
-def test_a_time_limit_ends_the_search(tmp_path):
-    found = grow(tmp_path, budget=esper.Budget(minutes=0.02), epochs=500)
-    assert found.record.seconds < 15
-    assert found.host.params
+@pytest.mark.parametrize("seconds", [-1.0, math.inf], ids=["every run", "every rung"])
+def test_a_kill_at_any_write_costs_no_bit(small, tmp_path, monkeypatch, seconds):
+    """`seconds`: between two writes of the table: after every run, or after every rung alone."""
+    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", seconds)
+    at = 0
+    while True:
+        home = tmp_path / str(at)
+        home.mkdir()
+        disk = killed(home, at)
+        if disk is None:
+            break
+        assert make_search(disk, runs=SMALL).run(disk.read())
+        assert results(disk) == small, at
+        at += 1
+    assert at > 15
 
 
-def test_the_limits_on_size_hold_for_every_candidate(tmp_path):
-    host = sum(p.numel() for p in model().parameters())
-    budget = esper.Budget(params=host + 30, host_runs=4)
-    found = grow(tmp_path, budget=budget, epochs=4, widths="auto")
-    assert max(c.params for c in candidates(found)) <= host + 30
+# ---- Ctrl-C --------------------------------------------------------------------------------------
 
 
-def test_copies_join_the_survivors_with_a_seed_less_or_more(result):
-    copies = [c for c in candidates(result) if c.origin in ("pruned", "grown")]
-    assert copies
-    by_number = {c.number: c for c in candidates(result)}
-    for copy in copies:
-        parent = by_number[copy.parent]
-        changed = [i for i, n in enumerate(copy.topology) if n != parent.topology[i]]
-        assert len(changed) <= 1
-        if copy.origin == "pruned":
-            assert all(copy.topology[i] == "" for i in changed)
+def interrupt_after(count: int) -> Callable[[Search], None]:
+    """Presses Ctrl-C at a tick."""
+    ticks = iter(range(10**9))
+
+    def press(search: Search) -> None:
+        if next(ticks) == count:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return press
 
 
-@pytest.mark.parametrize("runs", [0.5, 2.0, 2.9])
-def test_a_small_budget_still_trains_the_model_itself(tmp_path, runs):
-    found = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=4)
-    assert found.host.params == sum(p.numel() for p in model().parameters())
+@pytest.mark.parametrize("count", [0, 5, 26, 27, 30, 60, 100, 150])
+def test_ctrl_c_marks_the_run_cut_and_no_batch_is_trained_twice(whole, tmp_path, count):
+    watcher, disk, trainer = Watcher(), Disk(tmp_path), CountingTrainer()
+    watcher.on_batch = interrupt_after(count)
+    before = signal.getsignal(signal.SIGINT)
+    early = make_search(disk, watcher=watcher, trainer=trainer)
+    assert not early.run(Table())
+    assert signal.getsignal(signal.SIGINT) is before
+    assert disk.read().ended == ""
+    cut = [one for one in disk.read().rows if one.status == "cut"]
+    assert [one.trained % 4 for one in cut] in ([], [0])
+    assert all(0 < one.trained < one.recipe.batches and one.saved for one in cut)
+    assert judged(disk.read().rows)
+    assert make_search(disk, trainer=trainer).run(disk.read())
+    twice = [key for key, times in Counter(trainer.trained).items() if times > 1]
+    assert twice == []
+    assert results(disk) == results(whole[1])
 
 
-class Choosy(nn.Module):
-    """Its path depends on the data, so it can neither be traced nor vmapped."""
+def test_a_cut_run_makes_no_weights_dispensable(tmp_path):
+    """Half way it looks better than it ends."""
+
+    class Flattering(CountingTrainer):
+        def _run(self, job, tick):
+            found = super()._run(job, tick)
+            return replace(found, score=0.99) if found.trained < job.recipe.batches else found
+
+    watcher, disk = Watcher(), Disk(tmp_path)
+    watcher.on_batch = interrupt_after(28)
+    make_search(disk, watcher=watcher, trainer=Flattering()).run(Table())
+    assert any(one.status == "cut" and one.score == 0.99 for one in disk.read().rows)
+    search = make_search(disk, runs=1.2)
+    search.run(disk.read())
+    assert frontier_numbers(search.table.rows) <= set(disk.weights)
+
+
+def test_the_second_ctrl_c_ends_it_at_once(tmp_path):
+    watcher, disk = Watcher(), Disk(tmp_path)
+    watcher.on_batch = lambda search: os.kill(os.getpid(), signal.SIGINT)
+
+    class Deaf(CountingTrainer):
+        def train(self, jobs, tick):
+            while True:
+                tick([])
+                yield from ()
+
+    with pytest.raises(KeyboardInterrupt):
+        make_search(disk, watcher=watcher, trainer=Deaf()).run(Table())
+    assert make_search(disk).run(disk.read())
+
+
+def test_a_cut_run_with_outputs_that_are_not_finite_yet_goes_on(tmp_path):
+    disk = Disk(tmp_path)
+
+    class Early(CountingTrainer):
+        """BatchNorm in eval mode, a few batches in."""
+
+        def train(self, jobs, tick):
+            job = next(jobs)
+            yield Outcome(job.number, 4, False, math.nan, math.inf, ((4, 0.7),), 1.0, 0.1, HOW,
+                          {"w": torch.tensor(3)})  # fmt: skip
+            os.kill(os.getpid(), signal.SIGINT)
+            tick([])
+
+    make_search(disk, trainer=Early()).run(Table())
+    assert disk.read().rows[0].status == "cut"
+    assert judged(disk.read().rows) == []
+    trainer = CountingTrainer()
+    make_search(disk, trainer=trainer).run(disk.read())
+    assert trainer.trained[0][0] == 0
+
+
+# ---- rungs ---------------------------------------------------------------------------------------
+
+
+def test_every_rung_is_reported_once_after_it_is_saved(tmp_path):
+    watcher = Watcher()
+    search, _ = searched(tmp_path, watcher=watcher)
+    assert watcher.saved == watcher.rungs == list(range(search.table.rungs))
+
+
+@pytest.mark.parametrize("rung", [0, 1, 3])
+def test_what_on_round_raises_ends_the_search_which_resumes_after_that_rung(whole, tmp_path, rung):
+    watcher, disk, trainer = Watcher(), Disk(tmp_path), CountingTrainer()
+    watcher.fails_at = rung
+    with pytest.raises(ZeroDivisionError):
+        make_search(disk, watcher=watcher, trainer=trainer).run(Table())
+    watcher.fails_at = None
+    make_search(disk, watcher=watcher, trainer=trainer).run(disk.read())
+    assert watcher.saved == list(range(disk.read().rungs))
+    assert max(Counter(trainer.trained).values()) == 1
+    assert results(disk) == results(whole[1])
+
+
+def test_an_interrupted_rung_is_reported_when_it_is_whole(tmp_path):
+    watcher, disk = Watcher(), Disk(tmp_path)
+    watcher.on_batch = interrupt_after(30)
+    make_search(disk, watcher=watcher).run(Table())
+    assert watcher.saved == [0]
+    watcher.on_batch = None
+    make_search(disk, watcher=watcher).run(disk.read())
+    assert watcher.saved == list(range(disk.read().rungs))
+
+
+# ---- growth --------------------------------------------------------------------------------------
+
+
+def test_a_grown_network_starts_from_its_parents_weights(tmp_path):
+    starts: dict[int, int] = {}
+
+    class Noting(CountingTrainer):
+        def _run(self, job, tick):
+            value, made = job.build()
+            if made.start is not None:
+                starts[made.number] = value - int(disk.weights[made.start]["w"])
+            return super()._run(job, tick)
+
+    disk = Disk(tmp_path)
+    search = make_search(disk, runs=40.0, trainer=Noting())
+    search.run(Table())
+    grown = [one for one in search.table.rows if one.start is not None]
+    assert grown
+    assert starts == {one.number: 0 for one in grown}
+
+
+# ---- time ----------------------------------------------------------------------------------------
+
+
+class Ticking(CountingTrainer):
+    """Every batch of the model as given takes a tenth of a second, on a clock of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(5, 5)
+        self.now = 0.0
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) if float(x.sum()) > 0 else torch.relu(self.layer(x))
+    def _run(self, job, tick):
+        _, made = job.build()
 
+        def ticked(running):
+            self.now += 0.4 * made.cost
+            return tick(running)
 
-def test_a_part_that_depends_on_the_data_is_kept_whole_and_grown_around(tmp_path):
-    def choosy() -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), Choosy(), nn.ReLU(), nn.Linear(5, 4))
-
-    budget = esper.Budget(host_runs=2)
-    settings = {"epochs": 2, "verbose": False, "device": "cpu", "widths": (), "folder": tmp_path}
-    found = esper.grow(choosy, data(), budget=budget, **settings)
-    assert found.host.params == sum(p.numel() for p in choosy().parameters())
+        began = self.now
+        return replace(super()._run(job, ticked), seconds=self.now - began)
 
 
-def test_the_best_run_of_the_given_model_is_protected_however_it_ranks():
-    """Narrower variants may dominate it; seeds and other widths are not controls."""
-
-    def one(number: int, host: int, topology: tuple[str, ...]) -> Candidate:
-        origin = "planted" if any(topology) else "host"
-        return Candidate(number, host, topology, 0.01, origin, None, 0, 100, 100)
-
-    here = [one(0, 0, ("",)), one(1, 0, ("",)), one(2, 1, ("",)), one(3, 0, ("norm",))]
-    search = object.__new__(Search)
-    found = search._controls(here, np.array([0.1, 0.2, 0.9, 0.8]))
-    assert found.tolist() == [False, True, False, False]
-    found = search._controls(here, np.array([math.nan, 0.0, 0.9, 0.8]))
-    assert found.tolist() == [False, True, False, False]
+@pytest.mark.parametrize("limit", [5.0, 30.0, 100.0, 400.0])
+def test_a_time_limit_is_kept_and_used(tmp_path, limit):
+    trainer = Ticking()
+    clock = Clock(lambda: trainer.now, 0.0, limit, 0.0, 1.0, 0.1)
+    search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
+    assert trainer.now <= limit
+    assert search.table.ended
+    assert trainer.now >= 0.75 * limit or "nothing" in search.table.ended
 
 
-def test_samples_of_weight_0_teach_nothing(tmp_path):
-    """Half of the labels are wrong; the weights say which, and validation is right."""
-    generator = np.random.default_rng(0)
-    x = generator.standard_normal((300, 2)).astype(np.float32)
-    right = (x[:, 0] > 0).astype(np.int64)
-    wrong = np.arange(300) % 2 == 0
-    train, val = slice(0, 200), slice(200, 300)
-    found = esper.grow(
-        nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)),
-        (x[train], np.where(wrong, 1 - right, right)[train]), (x[val], right[val]),
-        budget=esper.Budget(host_runs=1), epochs=10, lr=0.03, widths=(), device="cpu",
-        folder=tmp_path, verbose=False, sample_weights=np.where(wrong, 0.0, 1.0)[train],
-    )  # fmt: skip
-    assert found.info.loss == "cross_entropy"
-    assert found.best.val_score > 0.9
+def test_time_that_is_over_judges_what_there_is_and_a_resume_trains_nothing(tmp_path):
+    trainer = Ticking()
+    clock = Clock(lambda: trainer.now, 0.0, 5.0, 0.0, 1.0, 0.1)
+    search, disk = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
+    (cut,) = search.table.rows
+    assert cut.status == "cut"
+    assert search.table.ended == "the time is over"
+    later = Clock(lambda: trainer.now, trainer.now, 5.0, search.table.seconds, 1.0, 0.1)
+    count = len(trainer.trained)
+    assert make_search(disk, trainer=trainer, runs=math.inf, clock=later).run(disk.read())
+    assert len(trainer.trained) == count
 
 
-def test_the_rate_rises_then_falls_to_0():
-    shares = [rate_share(batch, 200) for batch in range(200)]
-    top = int(np.argmax(shares))
-    assert 5 <= top <= 15
-    assert shares[top] == 1.0
-    assert all(a < b for a, b in pairwise(shares[: top + 1]))
-    assert all(a > b for a, b in pairwise(shares[top:]))
-    assert shares[-1] < 1e-3
+def test_the_last_rung_is_reported_though_the_time_is_over(tmp_path):
+    trainer, watcher = Ticking(), Watcher()
+    clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0, 0.1)
+    search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, watcher=watcher)
+    assert watcher.saved[-1] == search.table.rungs - 1
 
 
-def test_progress_is_reported_to_the_caller(tmp_path):
-    seen = []
-    grow(tmp_path, on_round=seen.append)
-    assert [p.stage for p in seen][:2] == [0, 1]
-    assert seen[-1].runs <= 12.0
+# ---- limits and choices --------------------------------------------------------------------------
 
 
-SCRIPT = """
-import sys
-sys.path.insert(0, {tests!r})
-from growing.test_search import data, model
-import esper
-budget = esper.Budget(host_runs=200)
-esper.grow(model, data(), budget=budget, epochs=200, device="cpu", folder={out!r})
-"""
+def test_limits_of_a_budget():
+    made = Limits.of(Budget(), 100, 8, 1000, 20.0)
+    assert (made.runs, made.length) == (20.0, 100)
+    assert Limits.of(Budget(host_runs=3), 100, 8, 1000, 20.0).runs == 3
+    assert Limits.of(Budget(minutes=3), 100, 8, 1000, 20.0).runs == math.inf
+    flops = 2.0 * 1000 * 8 * 100 * 2.5
+    assert Limits.of(Budget(flops=flops), 100, 8, 1000, 20.0).runs == 2.5
+    assert Limits.of(Budget(flops=flops, host_runs=2), 100, 8, 1000, 20.0).runs == 2
 
 
-def test_a_signal_from_the_keyboard_ends_a_real_process_with_a_result(tmp_path):
-    script = SCRIPT.format(tests=str(Path(__file__).parent.parent), out=str(tmp_path))
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "at batch" in line:
-            break
-    os.kill(process.pid, signal.SIGINT)
-    process.stderr.read()
-    assert process.wait(60) == 0
-    (folder,) = tmp_path.iterdir()
-    outcome = json.loads((folder / "result.json").read_text())
-    assert outcome["complete"] is False
+def test_the_control_is_the_best_run_of_the_model_as_given():
+    rows = [
+        row(0, 0.5),
+        row(1, 0.7, status="cut"),
+        row(2, 0.6),
+        row(3, 0.9, origin="width", variant=1),
+        row(4, 0.9, origin="seeds", topology=("mlp", "")),
+        row(5, math.nan),
+        row(6, 0.99, status="planned"),
+    ]
+    assert control_numbers(rows) == {2}
+    assert control_numbers(rows[1:2]) == {1}, "cut, if there is no other"
+    assert control_numbers(rows[3:5]) == set()
+    lower = [row(0, 0.5, lower_is_better=True), row(1, 0.4, lower_is_better=True)]
+    assert control_numbers(lower) == {1}
+
+
+def test_the_frontier_has_no_run_that_is_not_judged():
+    rows = [
+        row(0, 0.5, params=100),
+        row(1, 0.6, params=90, diverged=True),
+        row(2, math.nan, params=10),
+        row(3, 0.7, params=200, status="cut"),
+        row(4, 0.4, params=200),
+        row(5, 0.9, params=5, status="planned"),
+    ]
+    assert frontier_numbers(rows) == {0, 3}
+    assert frontier_numbers([]) == set()

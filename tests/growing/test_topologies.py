@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
 from esper.growing.plan import (
     HALVINGS,
     LEAST_BATCHES,
@@ -18,8 +17,9 @@ from esper.growing.plan import (
 )
 from esper.growing.proposals import Proposer
 from esper.growing.records import Candidate
-from esper.growing.topologies import TopologySpace
 from esper.growing.variants import Variant
+
+from esper.growing.topologies import TopologySpace
 from esper.kasmina.caps import SeedCosts
 from esper.kasmina.seed_costs import TrainingCosts
 

@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 
 import esper
+from esper.growing.recipes import WEIGHT_DECAY, choose_weight_decay
 from esper.growing.settings_text import settings_of
-from esper.growing.setup import WEIGHT_DECAY, choose_weight_decay
 from support import refused
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import esper
 from esper.growing.measuring import Difference
-from esper.growing.records import Candidate
 from esper.growing.verdict import Facts, Judged, Tried, tried_of, verdict
 from grow_support import quick_search
+from search_support import RECIPE, row
 
 ENOUGH = Tried(
     networks=20, in_full=6, host_in_full=True, diverged=0, sizes=(200, 500, 2000),
@@ -133,23 +133,23 @@ def test_a_grown_network_is_compared_with_static_ones_of_its_size():
     assert line.endswith("; +1.2 points on validation over the best static one of that size")
 
 
-def test_what_was_tried_is_read_from_the_candidates():
-    """Judged early, a network counts as finished; it was not trained in full."""
-    first = Candidate(
-        0, 0, ("",), 0.01, "host", None, 0, 50, 40, curve=((100, 0.8),), finished=True
-    )
+def test_what_was_tried_is_read_from_the_runs():
+    """A short run, a cut one and one that diverged were not trained in full."""
+    first = row(0, 0.8, params=50, trained=100)
+    faster = replace(RECIPE, lr=0.03)
     found = tried_of(
         [
             first,
-            replace(first, number=1, params=80, rate=0.03),
-            replace(first, number=2, params=90, curve=((60, 0.9),)),
-            replace(first, number=3, curve=((25, math.nan),), finished=False),
-            replace(first, number=4, curve=(), finished=False),
+            replace(first, number=1, params=80, recipe=faster),
+            replace(first, number=2, params=90, trained=60),
+            replace(first, number=3, params=95, trained=100, status="cut"),
+            replace(first, number=4, trained=25, score=math.nan, diverged=True),
+            replace(first, number=5, trained=0, status="planned"),
         ],
         host=0, cap=None, batches=100, wanted_batches=0, complete=True,
     )  # fmt: skip
     assert found == Tried(
-        networks=4, in_full=2, host_in_full=True, diverged=1, sizes=(50, 80), rates=(0.01, 0.03),
+        networks=5, in_full=2, host_in_full=True, diverged=1, sizes=(50, 80), rates=(0.01, 0.03),
         cap=None, batches=100, wanted_batches=100, complete=True,
     )  # fmt: skip
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from esper.growing.variants import Variant
 
 import esper
 from esper.growing.topologies import TopologySpace
-from esper.growing.variants import Variant
 from esper.growing.widths import COUNT, WIDEST, named_widths, spread_widths, width_name
 from esper.kasmina.caps import SeedCosts
 from esper.kasmina.seed_costs import TrainingCosts

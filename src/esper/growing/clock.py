@@ -56,6 +56,8 @@ class Clock:
     @property
     def left(self) -> float:
         """Seconds until training has to end; infinite without a limit."""
+        if math.isinf(self.limit):
+            return math.inf
         reserve = RESERVE + RESERVED * self.limit + JUDGED * self._judging * self._share
         return self.limit - self.seconds - min(reserve, 0.2 * self.limit)
 

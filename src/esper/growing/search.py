@@ -114,6 +114,7 @@ class Search:
         self._saved_at = -math.inf
         self._stop = _Interrupts()
         self._busy = self._wall = 0.0
+        self._forgotten: list[int] = []
 
     @property
     def runs(self) -> float:
@@ -123,6 +124,8 @@ class Search:
     def run(self, table: Table) -> bool:
         """Search; returns whether it came to an end, and was not interrupted."""
         self.table = replace(table, ended="")
+        self._forgotten = [row.number for row in finished(table.rows) if not row.saved]
+        self._forget()
         with self._stop.noted():
             while not self._over():
                 rows = [row for row in self.table.open_rows() if self._affords(row)]
@@ -130,13 +133,12 @@ class Search:
                     break
                 elif rows:
                     self._train(rows)
-        if self._stop.asked and not self._out_of_time():
-            self._save()
-            return False
-        if not self.table.ended:
+        complete = not self._stop.asked or self._out_of_time()
+        if complete and not self.table.ended:
             self.table = replace(self.table, ended="the time is over")
         self._save()
-        return True
+        self._drop_forgotten()
+        return complete
 
     def _over(self) -> bool:
         return self._stop.asked or self._out_of_time()
@@ -198,11 +200,10 @@ class Search:
         self._wall += self.clock.seconds - began
         if self._wall > 0 and self._busy > 0:
             self.clock.parallel = max(1.0, self._busy / self._wall)
-        gone = self._forget()
+        self._forget()
         self._observer.on_rung(self)
         self._save()
-        for number in gone:  # after the table says so: a resume never looks for what is gone
-            self._store.drop_weights(number)
+        self._drop_forgotten()
         if not self._stop.asked or not self.table.open_rows():
             self._ranks.on_first(self._observer.on_saved)
 
@@ -254,13 +255,23 @@ class Search:
             rows[row.number] = row
         self.table = replace(self.table, rows=tuple(rows))
 
-    def _forget(self) -> list[int]:
-        """Runs that can be neither returned nor grown from, from now on without weights."""
-        kept = frontier_numbers(self.table.rows) | control_numbers(self.table.rows)
+    def _forget(self) -> None:
+        """Note the runs that can be neither returned nor grown from: their weights are not needed.
+
+        A run that was cut may end worse than it looks now, so it makes no other one dispensable.
+        """
+        rows, done = self.table.rows, finished(self.table.rows)
+        kept = frontier_numbers(rows) | frontier_numbers(done) | control_numbers(rows)
         kept |= {row.start for row in self.table.open_rows() if row.start is not None}
-        gone = [r for r in finished(self.table.rows) if r.saved and r.number not in kept]
+        gone = [row for row in done if row.saved and row.number not in kept]
         self._replace([replace(row, saved=False) for row in gone])
-        return [row.number for row in gone]
+        self._forgotten += [row.number for row in gone]
+
+    def _drop_forgotten(self) -> None:
+        """Remove their weights, after the table says so: a resume never looks for what is gone."""
+        for number in self._forgotten:
+            self._store.drop_weights(number)
+        self._forgotten.clear()
 
     def _save(self) -> None:
         self.table = replace(self.table, seconds=self.clock.seconds)

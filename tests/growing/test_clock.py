@@ -1,0 +1,135 @@
+"""The clock of a search: what a run will take, whether it fits, what is kept for the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from esper.growing.clock import JUDGED, MARGIN, NARROWEST, RESERVE, RESERVED, Clock
+from esper.growing.runs import Row
+from esper.growing.trainers.job import Outcome
+from search_support import HOW, RECIPE, row
+
+UNIT = 0.01
+
+
+class Time:
+    """A clock that is set by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def clock(limit: float = 600.0, earlier: float = 0.0, share: float = 1.0) -> tuple[Clock, Time]:
+    time = Time()
+    return Clock(time, 100.0, limit, earlier, share, UNIT), time
+
+
+def planned(cost: float = 1.0, batches: int = 100, **changes) -> Row:
+    recipe = replace(RECIPE, batches=batches)
+    return row(status="planned", trained=0, cost=cost, recipe=recipe, **changes)
+
+
+def outcome(seconds: float, trained: int = 100, judging: float = 0.0) -> Outcome:
+    return Outcome(0, trained, True, 0.5, 0.1, (), seconds, judging, HOW, {})
+
+
+def test_seconds_run_from_the_call_and_earlier_sessions_count():
+    made, time = clock(earlier=30.0)
+    time.now = 112.0
+    assert made.seconds == 42.0
+
+
+def test_without_a_limit_there_is_always_time():
+    made, time = clock(limit=math.inf)
+    time.now = 1e9
+    made.learn_speed(planned(), 1e6)
+    assert made.left == math.inf
+    assert made.fits(planned())
+    assert made.most_cost(planned(), 0.5) == math.inf
+
+
+def test_a_reserve_is_kept_for_judging_and_the_report():
+    made, time = clock(share=2.0)
+    assert made.left == pytest.approx(600 - RESERVE - RESERVED * 600)
+    made.learn(planned(), outcome(1.0, judging=0.25), 100)
+    made.learn(planned(), outcome(1.0, judging=0.1), 100)
+    reserve = RESERVE + RESERVED * 600 + JUDGED * 0.25 * 2.0
+    time.now = 150.0
+    assert made.left == pytest.approx(600 - 50 - reserve)
+    small, _ = clock(limit=2.0)
+    assert small.left == pytest.approx(0.8 * 2.0), "at most a fifth"
+
+
+def test_a_network_that_was_timed_takes_what_it_took():
+    made, _ = clock()
+    assert made.batch_seconds(planned()) == 0.0, "nothing is known"
+    made.learn(planned(), outcome(3.0), 100)
+    assert made.batch_seconds(planned()) == pytest.approx(0.03)
+    assert made.predict(planned(batches=50)) == pytest.approx(1.5)
+    half = replace(planned(batches=50), trained=20)
+    assert made.predict(half) == pytest.approx(0.9)
+    made.learn(planned(), outcome(3.0), 0)
+    made.learn_speed(planned(), 0.05)
+    assert made.batch_seconds(planned()) == 0.05
+    made.learn(planned(), outcome(99.0), 0)
+    assert made.batch_seconds(planned()) == 0.05, "nothing was trained in this session"
+
+
+def test_others_take_more_by_their_compute_from_the_nearest():
+    made, _ = clock()
+    made.learn_speed(planned(cost=1.0), 0.03)
+    made.learn_speed(planned(cost=8.0, variant=2), 0.2)
+    assert made.batch_seconds(planned(cost=3.0, variant=1)) == pytest.approx(0.03 + 2 * UNIT)
+    assert made.batch_seconds(planned(cost=10.0, variant=3)) == pytest.approx(0.2 + 2 * UNIT)
+    assert made.batch_seconds(planned(cost=1.0, topology=("mlp", ""))) == pytest.approx(0.03)
+    assert made.batch_seconds(planned(cost=7.0, variant=1)) == pytest.approx(0.2 - UNIT)
+
+
+def test_smaller_networks_take_their_time_too():
+    made, _ = clock()
+    made.learn_speed(planned(cost=4.0), 0.04)
+    assert made.batch_seconds(planned(cost=0.5, variant=1)) == pytest.approx(NARROWEST * 0.04)
+
+
+def test_compute_never_takes_longer_than_was_measured():
+    """Where the assumed speed is too low, the nearest network's own is taken."""
+    made, _ = clock()
+    made.learn_speed(planned(cost=2.0), 0.004)
+    assert made.batch_seconds(planned(cost=6.0, variant=1)) == pytest.approx(0.012)
+
+
+def test_a_run_fits_if_nine_tenths_of_its_time_are_left():
+    made, time = clock(limit=100.0)
+    made.learn_speed(planned(), 1.0)
+    left = made.left
+    fitting = int(left / MARGIN)
+    assert made.fits(planned(batches=fitting))
+    assert not made.fits(planned(batches=fitting + 2))
+    time.now += 10.0
+    assert not made.fits(planned(batches=fitting))
+
+
+def test_runs_side_by_side_share_the_time():
+    made, _ = clock()
+    made.learn_speed(planned(), 0.02)
+    made.parallel = 4.0
+    assert made.share(planned()) == pytest.approx(0.5)
+    assert made.predict(planned()) == pytest.approx(2.0), "one run takes as long as before"
+
+
+def test_the_dearest_network_takes_its_share_of_what_is_left():
+    made, _ = clock()
+    first = planned(batches=1000)
+    made.learn_speed(first, 0.02)
+    dearest = made.most_cost(first, 0.5)
+    wide = planned(cost=dearest, batches=1000, variant=1)
+    assert made.predict(wide) == pytest.approx(0.5 * made.left)
+    made.learn_speed(first, 0.004)
+    assert made.predict(planned(cost=made.most_cost(first, 0.25), batches=1000, variant=1)) == (
+        pytest.approx(0.25 * made.left)
+    )
