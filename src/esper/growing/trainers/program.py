@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from esper.device.bfloat16 import bfloat16_passes
 from esper.growing.runs import How, Recipe
 from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.steps import Steps
 from esper.growing.trainers.task import Task
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import GOLDEN, stream_seed
@@ -50,6 +51,7 @@ class Program:
         self.network = job.build().to(task.device)
         self.params = [p for p in self.network.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(self.network, job.recipe, task.device)
+        self._steps = Steps(self.params, self.optimizer, job.recipe.clip)
         self.batches = task.batches(job.recipe.batch_size, job.seed)
         self.trained = 0
         self.seconds = 0.0
@@ -98,11 +100,7 @@ class Program:
         with self._precision():
             outputs = self.task.outputs(self.network, values)
         loss = self.task.loss(outputs.float(), targets)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.recipe.clip:
-            nn.utils.clip_grad_norm_(self.params, self.recipe.clip, foreach=True)
-        self.optimizer.step()
+        self._steps.take(loss)
         return loss.detach()
 
     @contextlib.contextmanager
@@ -178,6 +176,7 @@ class Program:
                 f"{path}: not the state of this run ({str(error).splitlines()[0]}); remove the "
                 f"file, and the run is trained from its start"
             ) from error
+        self._steps.forget()
         self.trained, self.curve = int(trained), [(int(at), loss) for at, loss in curve]
         for place, param in enumerate(self.params):
             prefix = f"optimizer.{place}."
