@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ def no_token(monkeypatch, tmp_path):
         monkeypatch.setenv(f"RAY_AUTH_{name}", "")
         monkeypatch.delenv(f"RAY_AUTH_{name}")
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
     return tmp_path
 
 
@@ -59,6 +61,13 @@ def test_a_token_of_the_environment_is_sent(no_token, monkeypatch, name):
     monkeypatch.setenv(name, "words")
     send_token()
     assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+def test_once_ray_is_imported_its_servers_are_not_told_of_a_token(no_token, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "words")
+    monkeypatch.setitem(sys.modules, "ray", object())
+    send_token()
+    assert "RAY_AUTH_MODE" not in os.environ
 
 
 def test_the_token_file_of_ray_is_sent_unless_the_mode_is_set(no_token, monkeypatch):

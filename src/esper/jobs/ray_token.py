@@ -7,6 +7,7 @@ token of their machine, but connections to ray://HOST:PORT do so only with RAY_A
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +23,10 @@ ADVICE: Final = (
 def send_token() -> None:
     """Make Ray send the token of this machine, if there is one; an explicit mode is kept.
 
-    Has an effect only before Ray is imported. Clusters that ask for no token ignore it.
+    Has an effect only before Ray is imported: later, the servers that Ray starts would ask for a
+    token that it does not send. Clusters that ask for no token ignore it.
     """
-    if MODE not in os.environ and _has_token():
+    if MODE not in os.environ and "ray" not in sys.modules and _has_token():
         os.environ[MODE] = "token"
 
 

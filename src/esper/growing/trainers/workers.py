@@ -69,6 +69,7 @@ def workers_for(seconds: float, cores: int) -> int:
 class _Worker:
     """What is known of a worker."""
 
+    began: float
     heard: float
     """When it last said something, or was started."""
     held: dict[int, tuple[Job, Assignment]] = field(default_factory=dict)
@@ -265,7 +266,8 @@ class WorkerTrainer:
         block = None if self._folder is None else str(self._folder / "data")
         setup = Setup(self._form, block, self._devices[number], self._threads)
         self._transport.start(number, setup)
-        self._workers[number] = _Worker(time.monotonic())
+        now = time.monotonic()
+        self._workers[number] = _Worker(now, now)
 
     def _answer(self, waiting: _Queue, stopped: bool) -> None:
         """Send runs to workers that want some."""
