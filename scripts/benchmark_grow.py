@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from esper.device.rng import forked_rng
 from esper.growing.metrics import make_metric
 from esper.growing.runs import Recipe
-from esper.growing.trainers.choose import process_trainer
+from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Job, Running
 from esper.growing.trainers.task import Task, scalar_loss
@@ -265,12 +265,13 @@ class PlainLoop:
 
     def _place(self, network: nn.Module) -> nn.Module:
         network = network.to(self.device)
-        return network.to(memory_format=torch.channels_last) if self.images else network  # type: ignore[call-overload,no-any-return]
+        return network.to(memory_format=torch.channels_last) if self.images else network  # type: ignore[call-overload]
 
     def _optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         lr: Any = torch.tensor(0.003, device=self.device) if self.captured else 0.003
-        settings = {"weight_decay": 0.01, "fused": True, "capturable": self.captured}
-        return torch.optim.AdamW(network.parameters(), lr=lr, **settings)
+        return torch.optim.AdamW(
+            network.parameters(), lr=lr, weight_decay=0.01, fused=True, capturable=self.captured
+        )
 
     def batch(self) -> None:
         """One batch of every network."""

@@ -21,6 +21,7 @@ from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
+from esper.jobs.settings import LOCAL, JobSettings
 from esper.leyline.errors import EsperError
 from esper.storage.sessions import recorded_session
 
@@ -53,6 +54,7 @@ def grow(
     label_smoothing: float = 0.0,
     device: str | torch.device = "auto",
     executor: str = "auto",
+    on: str = LOCAL,
     amp: bool | Literal["auto"] = "auto",
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
@@ -79,7 +81,17 @@ def grow(
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
         run = prepare_run(
-            model, train, val, test, budget, settings, printer, sample_weights, ranks, began
+            model,
+            train,
+            val,
+            test,
+            budget,
+            settings,
+            printer,
+            sample_weights,
+            ranks,
+            began,
+            JobSettings(on=on),
         )
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
@@ -124,10 +136,12 @@ def prepare_run(
     sample_weights: Any = None,
     ranks: Ranks = ALONE,
     began: float | None = None,
+    jobs: JobSettings | None = None,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.
 
-    `ranks`: the processes that train together; `began`: when the call began.
+    `ranks`: the processes that train together; `began`: when the call began; `jobs`: where runs are
+    trained.
     """
     began = time.monotonic() if began is None else began
     budget = Budget() if budget is None else budget
@@ -150,6 +164,6 @@ def prepare_run(
     problem = ranks.together(read_problem)
     ranks.require_same("data", problem.data.fingerprint)
     ranks.require_same("model", problem.architecture)
-    run = GrowRun(problem, settings, budget, printer, began, ranks)
+    run = GrowRun(problem, settings, budget, printer, began, ranks, jobs)
     run.prepare()
     return run

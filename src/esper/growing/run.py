@@ -48,6 +48,7 @@ from esper.growing.trainers.job import Job, Trainer
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.widths import named_variants, named_widths, spread_widths
+from esper.jobs.settings import JobSettings
 from esper.kasmina.tracing import HostTrace, carry_weights, finished_model, scaled_model
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
@@ -76,10 +77,12 @@ class GrowRun:
         printer: ProgressPrinter,
         began: float,
         ranks: Ranks = ALONE,
+        jobs: JobSettings | None = None,
     ) -> None:
         """`began`: when the call began, on the monotonic clock; `ranks`: the processes that train
-        every network together.
+        every network together; `jobs`: where runs are trained.
         """
+        self._jobs = jobs
         self.problem, self.settings, self.budget = problem, settings, budget
         self.printer, self.ranks, self._began = printer, ranks, began
         self.device = ranks.device or parse_device(settings.device)
@@ -180,7 +183,7 @@ class GrowRun:
         """Trains the runs."""
         if not hasattr(self, "_trainer"):
             seconds = math.inf if self.budget.minutes is None else 60.0 * self.budget.minutes
-            self._trainer = trainer_for(self.task, seconds, self.ranks)
+            self._trainer = trainer_for(self.task, seconds, self.ranks, self._jobs)
         return self._trainer
 
     # ---- widths ---------------------------------------------------------------------------

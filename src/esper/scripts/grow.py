@@ -94,6 +94,9 @@ class Grow:
     """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
     executor: Literal["auto", "sharded"] = "auto"
     """sharded: every network is cut over the ranks of a torchrun job."""
+    on: str = "local"
+    """Where runs are trained: local (this machine), ray (the Ray of this machine, started if there
+    is none), or ray://HOST:PORT (a cluster)."""
     folder: Path = Path("runs")
     """Folder in which the run folder is made."""
     name: str | None = None
@@ -181,6 +184,7 @@ def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> G
         amp=config.amp,
         device=config.device,
         executor=config.executor,
+        on=config.on,
         name=config.name,
         folder=config.folder,
         resume=resume,

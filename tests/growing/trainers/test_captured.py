@@ -25,7 +25,7 @@ from captured_support import (
 )
 from esper.growing.trainers import captured, lanes
 from esper.growing.trainers.captured import CapturedTrainer
-from esper.growing.trainers.choose import process_trainer
+from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.data import ResidentOrder, Samples
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed

@@ -8,7 +8,7 @@ from typing import Final
 
 from esper.device.memory import free_bytes
 from esper.growing.ranks import Ranks, ShardRanks
-from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Trainer
 from esper.growing.trainers.shipping import task_form
 from esper.growing.trainers.task import Task
@@ -19,15 +19,6 @@ from esper.leyline.errors import EsperError
 
 WORKER_BYTES: Final = 2**30
 """Memory that a worker may need."""
-
-
-def process_trainer(task: Task) -> Trainer:
-    """The trainer of one process: many runs at a time on a GPU, one after the other on a CPU."""
-    if task.device.type == "cuda":
-        from esper.growing.trainers.captured import CapturedTrainer
-
-        return CapturedTrainer(task)
-    return EagerTrainer(task)
 
 
 def trainer_for(

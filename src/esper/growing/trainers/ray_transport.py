@@ -48,7 +48,7 @@ class RayTransport:
         try:
             require_resources(self._resources)
             self.cpus = int(ray.cluster_resources().get("CPU", 1.0) // max(1, threads))
-            self._block = ray.put(together(data_pieces(data_form(task.train, task.val)[1])))
+            self._block = ray.put(together(list(data_pieces(data_form(task.train, task.val)[1]))))
         except BaseException:
             self._leave()
             raise

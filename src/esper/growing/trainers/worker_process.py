@@ -100,7 +100,7 @@ class Worker:
     def _open(self, setup: Any, block: Any) -> Any:
         import torch
 
-        from esper.growing.trainers.choose import process_trainer
+        from esper.growing.trainers.in_process import process_trainer
         from esper.growing.trainers.shipping import read_block
 
         torch.set_num_threads(setup.threads)
