@@ -43,8 +43,14 @@ class Clock:
         self._now, self._began, self.limit, self._earlier = now, began, limit, earlier
         self._share, self._unit = share, unit
         self._speeds: dict[tuple[int, object], tuple[float, float]] = {}
-        """(variant, topology) -> (cost, seconds of a batch)."""
-        self._judging = 0.0
+        """(variant, topology) -> (cost, its share of the seconds of a batch)."""
+        self._judging: list[float] = []
+        self._alone = 0.0
+        """Seconds of a batch of the model as given that trains alone."""
+        self._ended: list[tuple[Row, float, float]] = []
+        """Runs of the rung under way: their seconds in all, and of a batch."""
+        self._started: dict[int, float] = {}
+        """Runs under way -> their shares of the time."""
         self.parallel = 1.0
         """Runs that train at a time, about."""
 
@@ -58,22 +64,44 @@ class Clock:
         """Seconds until training has to end; infinite without a limit."""
         if math.isinf(self.limit):
             return math.inf
-        reserve = RESERVE + RESERVED * self.limit + JUDGED * self._judging * self._share
+        judging = sorted(self._judging)[len(self._judging) // 2] if self._judging else 0.0
+        reserve = RESERVE + RESERVED * self.limit + JUDGED * judging * self._share
         return self.limit - self.seconds - min(reserve, 0.2 * self.limit)
+
+    # ---- what is known of the speed -------------------------------------------------------
+
+    def start(self, row: Row) -> None:
+        """A run starts."""
+        self._started[row.number] = self.share(row)
 
     def learn(self, row: Row, outcome: Outcome, trained: int) -> None:
         """Note how long a run took; `trained`: its batches in this session."""
-        self._judging = max(self._judging, outcome.judging)
-        if trained:
-            each = outcome.seconds / max(1, outcome.trained)
-            self._speeds[row.variant, row.topology] = row.cost, each
+        self._started.pop(row.number, None)
+        self._judging.append(outcome.judging)
+        if trained > 0:
+            each = outcome.seconds / outcome.trained
+            self._ended.append((row, trained * each, each))
+
+    def end_rung(self, seconds: float) -> None:
+        """The runs that ended have shared so many seconds."""
+        ended, self._ended = self._ended, []
+        self._started.clear()
+        if not ended or seconds <= 0:
+            return
+        self.parallel = max(1.0, sum(spent for _, spent, _ in ended) / seconds)
+        for row, _, each in ended:
+            self.learn_speed(row, each / self.parallel)
+        if len(ended) == 1 and ended[0][0].number == 0:
+            self._alone = ended[0][2]
 
     def learn_speed(self, row: Row, each: float) -> None:
         """Note the seconds of a batch of a network."""
         self._speeds[row.variant, row.topology] = row.cost, each
 
+    # ---- predictions ----------------------------------------------------------------------
+
     def batch_seconds(self, row: Row) -> float:
-        """Seconds of a batch of a network, from the nearest that was timed."""
+        """A network's share of the seconds of a batch, from the nearest that was timed."""
         if not self._speeds:
             return 0.0
         exact = self._speeds.get((row.variant, row.topology))
@@ -83,17 +111,22 @@ class Clock:
         unit = min(self._unit, each / max(near, 1e-9))
         return max(each + (row.cost - near) * unit, NARROWEST * each)
 
-    def predict(self, row: Row) -> float:
-        """Seconds until a run that starts now has ended."""
+    def share(self, row: Row) -> float:
+        """Seconds of the search that a run takes, as others train at the same time."""
         return self.batch_seconds(row) * (row.recipe.batches - row.trained)
 
-    def share(self, row: Row) -> float:
-        """Seconds of the search that a run takes: others train at the same time."""
-        return self.predict(row) / self.parallel
+    def predict(self, row: Row) -> float:
+        """Seconds until a run that starts now and trains alone has ended."""
+        shared = next((each for (variant, _), (_, each) in self._speeds.items() if not variant), 0)
+        slower = max(1.0, self._alone / shared) if shared else 1.0
+        return slower * self.share(row)
 
     def fits(self, row: Row) -> bool:
-        """Whether a run that starts now ends in time."""
-        return math.isinf(self.limit) or MARGIN * self.predict(row) <= self.left
+        """Whether a run that starts now ends in time, with those under way."""
+        if math.isinf(self.limit):
+            return True
+        together = sum(self._started.values()) + self.share(row)
+        return MARGIN * max(together, self.predict(row)) <= self.left
 
     def most_cost(self, first: Row, share: float) -> float:
         """The cost of the dearest network whose run takes a share of what is left of the time.

@@ -86,6 +86,8 @@ class Variant:
 
     def size(self, topology: Topology) -> Size:
         """Size of the module that the user gets; raises if it has nothing to train."""
+        if topology not in self._sizes and sum(map(bool, topology)) > 1:
+            self._sizes[topology] = self._sum_of_seeds(topology)
         if topology not in self._sizes:
             network = self.build(topology, self._seed)
             if not count_parameters(network):
@@ -100,6 +102,20 @@ class Variant:
                 count_parameters(network) if params is None else params, macs, training
             )
         return self._sizes[topology]
+
+    def _sum_of_seeds(self, topology: Topology) -> Size:
+        """The model and what each of its seeds adds to it."""
+        bare = self.size(self.bare)
+        alone = [
+            self.size(with_seed(self.bare, slot, name))
+            for slot, name in enumerate(topology)
+            if name
+        ]
+        return Size(
+            bare.params + sum(one.params - bare.params for one in alone),
+            bare.macs + sum(one.macs - bare.macs for one in alone),
+            bare.train_macs + sum(one.train_macs - bare.train_macs for one in alone),
+        )
 
 
 class Networks:

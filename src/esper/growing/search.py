@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from esper.growing.budget import Budget
-from esper.growing.clock import Clock
+from esper.growing.clock import MARGIN, Clock
 from esper.growing.frontier import pareto
 from esper.growing.ladder import Ladder
 from esper.growing.networks import Networks
@@ -33,6 +33,8 @@ from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 
 SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
+MOST_FILLING: Final = 8
+"""Runs that fill what is left of the time."""
 LEAST_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
@@ -113,7 +115,6 @@ class Search:
         self._store, self._observer, self._ranks = store, observer, ranks
         self._saved_at = -math.inf
         self._stop = _Interrupts()
-        self._busy = self._wall = 0.0
         self._forgotten: list[int] = []
 
     @property
@@ -156,7 +157,8 @@ class Search:
         left = 1.0 - max(self.runs / self.limits.runs, self._share(self.clock.seconds))
         rows, reason = ladder.next_rung(self.table, left, self._price)
         if not rows and math.isfinite(self.clock.limit) and self.clock.left > LEAST_FILL:
-            rows = ladder.filling(self.table, self._fitting, max(1, round(self.clock.parallel)))
+            count = max(1, min(MOST_FILLING, round(self.clock.parallel)))
+            rows = ladder.filling(self.table, partial(self._fitting, count), count)
         if not rows:
             self.table = replace(self.table, ended=reason)
         return rows
@@ -179,10 +181,11 @@ class Search:
         compute = self.runs + row.cost * row.recipe.batches / self.limits.length
         return compute <= self.limits.runs * (1 + 1e-6) and self.clock.fits(row)
 
-    def _fitting(self, row: Row) -> int:
-        """Batches that a network can be trained on in the time that is left."""
-        each = self.clock.batch_seconds(row)
-        return int(0.95 * self.clock.left / each) if each > 0 else 0
+    def _fitting(self, count: int, row: Row) -> int:
+        """Batches that each of some networks can be trained on in the time that is left."""
+        one = replace(row, recipe=replace(row.recipe, batches=1), trained=0)
+        each = max(count * self.clock.share(one), self.clock.predict(one))
+        return int(MARGIN * self.clock.left / each) if each > 0 else 0
 
     def _add(self, rows: Sequence[Row]) -> bool:
         self.table = replace(self.table, rows=(*self.table.rows, *rows))
@@ -197,9 +200,7 @@ class Search:
         began = self.clock.seconds
         for outcome in self.trainer.train(self._jobs(rows), self._tick):
             self._record(outcome)
-        self._wall += self.clock.seconds - began
-        if self._wall > 0 and self._busy > 0:
-            self.clock.parallel = max(1.0, self._busy / self._wall)
+        self.clock.end_rung(self.clock.seconds - began)
         self._forget()
         self._observer.on_rung(self)
         self._save()
@@ -212,6 +213,7 @@ class Search:
             if self._over():
                 return
             if self._affords(row):
+                self.clock.start(row)
                 build = partial(self.networks.build, row, self.table.rows)
                 path = self._store.checkpoint(row.number)
                 yield Job(row.number, build, row.recipe, row.seed, path)
@@ -224,9 +226,6 @@ class Search:
         """Write what became of a run into the table, its weights before that."""
         row = self.table.rows[outcome.number]
         self.clock.learn(row, outcome, outcome.trained - row.trained)
-        if outcome.trained > row.trained:
-            share = (outcome.trained - row.trained) / outcome.trained
-            self._busy += outcome.seconds * share
         # A run that was cut may have outputs that are not finite yet: BatchNorm, a few batches in.
         lost = not all(math.isfinite(loss) for _, loss in outcome.curve)
         done = lost or outcome.trained >= row.recipe.batches
