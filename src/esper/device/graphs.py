@@ -82,6 +82,10 @@ class CudaRecorder:
         return graph
 
 
+_failed: Final[list[torch.cuda.CUDAGraph]] = []
+"""Graphs whose capture failed: torch's allocator may still ask them whether it goes on."""
+
+
 def record_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
     """Capture `work` on the current stream, which is not the default one.
 
@@ -95,6 +99,7 @@ def record_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAG
         try:
             work()
         except BaseException:
+            _failed.append(graph)
             with contextlib.suppress(RuntimeError):  # the first error is the one to report
                 graph.capture_end()
             raise
