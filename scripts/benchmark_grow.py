@@ -266,12 +266,13 @@ class PlainLoop:
 
     def _place(self, network: nn.Module) -> nn.Module:
         network = network.to(self.device)
-        return network.to(memory_format=torch.channels_last) if self.images else network  # type: ignore[call-overload,no-any-return]
+        return network.to(memory_format=torch.channels_last) if self.images else network  # type: ignore[call-overload]
 
     def _optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
         lr: Any = torch.tensor(0.003, device=self.device) if self.captured else 0.003
-        settings = {"weight_decay": 0.01, "fused": True, "capturable": self.captured}
-        return torch.optim.AdamW(network.parameters(), lr=lr, **settings)
+        return torch.optim.AdamW(
+            network.parameters(), lr=lr, weight_decay=0.01, fused=True, capturable=self.captured
+        )
 
     def batch(self) -> None:
         """One batch of every network."""

@@ -26,7 +26,7 @@ from captured_support import (
 from esper.growing.trainers import captured, lanes
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.choose import trainer_for
-from esper.growing.trainers.data import ResidentOrder, Samples
+from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
 from esper.growing.trainers.kind import PLAIN, kind_key
@@ -216,6 +216,43 @@ def test_a_capture_that_fails_means_eager_and_the_reason(tmp_path):
         "a capture failed: operation not permitted when stream is capturing"
     )
     assert digest(outcome)[0] == digest(train_all(EagerTrainer(TASK), [job])[0])[0]
+
+
+class Endless:
+    """A stream of random batches that counts how often it is opened."""
+
+    batches_per_epoch = None
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def batches(self, epoch: int = 0):
+        self.opened += 1
+        generator = torch.Generator().manual_seed(epoch)
+        while True:
+            x = torch.randn(16, 8, generator=generator)
+            yield x, x[:, :3].argmax(1)
+
+
+def test_runs_read_a_stream_together(tmp_path):
+    def train(jobs):
+        source = Endless()
+        reader = StreamReader(source, TASK.inputs, 0, CPU)
+        task = replace(TASK, train=reader)
+        return train_all(CapturedTrainer(task, lanes=2, machine=StandIn()), jobs), source
+
+    jobs = jobs_of(tmp_path, (mlp, with_dropout), count=4)
+    alone, _ = train(jobs[1:2])
+    together, source = train(jobs)
+    assert {outcome.how.trainer for outcome in together.values()} == {"captured"}
+    assert digest(together[1]) == digest(alone[1])
+    assert source.opened <= 3  # for two trials, and for all runs
+
+
+def test_sgd_is_replayed_as_it_is_eager(tmp_path):
+    job = make_job(mlp, 0, tmp_path, optimizer="sgd", batches=20)
+    found = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])
+    assert digest(found[0]) == reference(job)
 
 
 def test_a_kind_of_network_is_tried_once(tmp_path):
