@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from captured_support import (
     CPU,
@@ -25,7 +25,6 @@ from captured_support import (
 )
 from esper.growing.trainers import captured, lanes
 from esper.growing.trainers.captured import CapturedTrainer
-from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
@@ -264,8 +263,22 @@ def test_a_kind_of_network_is_tried_once(tmp_path):
     assert machine.captures == 6 + 2 + 2
 
 
+def traced(width: int, function=torch.relu) -> nn.Module:
+    """Code that holds sizes."""
+
+    class Sized(Own):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(self.linear(x).view(-1, 3, width)).mean(2)
+
+    network = Sized()
+    network.linear = nn.Linear(8, 3 * width)
+    return fx.symbolic_trace(network)
+
+
 def test_a_kind_is_told_by_settings_not_by_sizes():
     assert kind_key(mlp(4)) == kind_key(mlp(5))
+    assert kind_key(traced(4)) == kind_key(traced(5))
+    assert kind_key(traced(4)) != kind_key(traced(4, torch.tanh))
     other = mlp(4)
     other[1].momentum = None
     assert kind_key(other) != kind_key(mlp(4))
@@ -409,10 +422,6 @@ def test_unused_parameters_keep_no_gradient(tmp_path):
     outcome = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])[0]
     assert outcome.how.trainer == "captured"
     assert torch.equal(outcome.weights["other.weight"], job.build().other.weight)
-
-
-def test_a_cpu_trains_eagerly():
-    assert isinstance(trainer_for(TASK), EagerTrainer)
 
 
 def test_a_queue_is_short_in_time_and_grows_its_bursts_with_speed():
