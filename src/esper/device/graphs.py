@@ -14,6 +14,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -92,19 +93,30 @@ def record_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAG
     `pool`: memory pool that it shares; None: it has its own, which goes with the graph.
     """
     graph = torch.cuda.CUDAGraph()
-    shared = {} if pool is None else {"pool": pool}
+    used = torch.cuda.graph_pool_handle() if pool is None else pool
     with _no_collection():
         # Other threads (the next epoch's order, telemetry) may use CUDA meanwhile.
-        graph.capture_begin(**shared, capture_error_mode="thread_local")
+        graph.capture_begin(pool=used, capture_error_mode="thread_local")
         try:
             work()
+            graph.capture_end()
         except BaseException:
-            _failed.append(graph)
-            with contextlib.suppress(RuntimeError):  # the first error is the one to report
-                graph.capture_end()
+            _give_up(graph, used)
             raise
-        graph.capture_end()
     return graph
+
+
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that failed; torch's own end stops at the first error and leaves the rest."""
+    _failed.append(graph)
+    device = torch.cuda.current_device()
+    for end in (
+        graph.capture_end,
+        partial(torch._C._cuda_endAllocateToPool, device, pool),
+        partial(torch._C._cuda_releasePool, device, pool),
+    ):
+        with contextlib.suppress(RuntimeError):  # the first error is the one to report
+            end()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -254,6 +255,24 @@ def test_sgd_is_replayed_as_it_is_eager(tmp_path):
     assert digest(found[0]) == reference(job)
 
 
+class Unrepeatable(Own):
+    """Rounds differently each time, as a kernel with atomic additions does."""
+
+    calls: ClassVar[list[int]] = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += 1
+        return self.linear(x) * (1.0 + 1e-6 * (self.calls[0] % 7))
+
+
+def test_kernels_that_round_differently_each_time_are_captured_and_not_called_bitwise(tmp_path):
+    found = train_all(
+        CapturedTrainer(TASK, machine=StandIn()), [make_job(Unrepeatable, 0, tmp_path)]
+    )
+    assert found[0].how.trainer == "captured"
+    assert not found[0].how.bitwise
+
+
 def test_a_kind_of_network_is_tried_once(tmp_path):
     machine = StandIn()
     trainer = CapturedTrainer(TASK, machine=machine)
@@ -310,11 +329,12 @@ class Tight(StandIn):
 
     def __init__(self, fits: int, monkeypatch) -> None:
         super().__init__(free=fits * 100 + 40)
-        self.most = self.now = 0
+        self.most = self.now = self.refused = 0
         start, release = captured.CapturedRun.start, captured.CapturedRun.release
 
         def started(run):
             if self.memory < 100:
+                self.refused += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
             start(run)
             self.memory -= 100
@@ -339,11 +359,13 @@ def test_as_many_runs_at_a_time_as_memory_allows(tmp_path, monkeypatch):
 
 def test_a_run_that_finds_no_memory_waits_for_another_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "HEADROOM", 0.0)  # admission sees nothing coming
+    monkeypatch.setattr(captured, "TICK_SECONDS", 0.0)
     machine = Tight(2, monkeypatch)
     jobs = jobs_of(tmp_path, count=6)
     found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
     assert sorted(found) == list(range(6))
     assert machine.most == 2
+    assert machine.refused <= 5  # once for each run that ended
     assert digest(found[5]) == reference(jobs[5])
 
 
