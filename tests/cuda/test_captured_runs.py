@@ -271,6 +271,9 @@ def test_a_capture_that_fails_leaves_others_as_they_are(tmp_path):
     assert found[0].how.trainer == "eager"
     assert found[0].how.note
     assert all(digest(found[n]) == digest(expected[n]) for n in (3, 4))
+    assert torch.rand(2, device=DEVICE).isfinite().all()  # the generator is in order
+    poisson = train_all(CapturedTrainer(task), jobs_of(tmp_path, Poisson, 1))
+    assert poisson[0].trained == 50
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -56,8 +56,8 @@ def test_without_a_limit_there_is_always_time():
 def test_a_reserve_is_kept_for_judging_and_the_report():
     made, time = clock(share=2.0)
     assert made.left == pytest.approx(600 - RESERVE - RESERVED * 600)
-    made.learn(planned(), outcome(1.0, judging=0.25), 100)
-    made.learn(planned(), outcome(1.0, judging=0.1), 100)
+    for judging in (9.0, 0.25, 0.1):  # the first one warms up: the median counts
+        made.learn(planned(), outcome(1.0, judging=judging), 100)
     reserve = RESERVE + RESERVED * 600 + JUDGED * 0.25 * 2.0
     time.now = 150.0
     assert made.left == pytest.approx(600 - 50 - reserve)
@@ -69,14 +69,14 @@ def test_a_network_that_was_timed_takes_what_it_took():
     made, _ = clock()
     assert made.batch_seconds(planned()) == 0.0, "nothing is known"
     made.learn(planned(), outcome(3.0), 100)
+    made.end_rung(3.0)
     assert made.batch_seconds(planned()) == pytest.approx(0.03)
     assert made.predict(planned(batches=50)) == pytest.approx(1.5)
     half = replace(planned(batches=50), trained=20)
     assert made.predict(half) == pytest.approx(0.9)
-    made.learn(planned(), outcome(3.0), 0)
     made.learn_speed(planned(), 0.05)
-    assert made.batch_seconds(planned()) == 0.05
     made.learn(planned(), outcome(99.0), 0)
+    made.end_rung(99.0)
     assert made.batch_seconds(planned()) == 0.05, "nothing was trained in this session"
 
 
@@ -115,11 +115,31 @@ def test_a_run_fits_if_nine_tenths_of_its_time_are_left():
 
 
 def test_runs_side_by_side_share_the_time():
-    made, _ = clock()
-    made.learn_speed(planned(), 0.02)
-    made.parallel = 4.0
-    assert made.share(planned()) == pytest.approx(0.5)
-    assert made.predict(planned()) == pytest.approx(2.0), "one run takes as long as before"
+    """Four runs that took 4 s each in 5 s: a batch costs the search 0.0125 s, not 0.04."""
+    made, _ = clock(limit=100.0)
+    made.learn(planned(number=0), outcome(2.0), 100)
+    made.end_rung(2.0)
+    assert made.share(planned()) == made.predict(planned()) == pytest.approx(2.0)
+    runs = [planned(number=n, variant=n % 2) for n in range(1, 5)]
+    for one in runs:
+        made.start(one)
+        made.learn(one, outcome(4.0), 100)
+    made.end_rung(5.0)
+    assert made.parallel == pytest.approx(3.2)
+    assert made.share(runs[0]) == pytest.approx(4.0 / 3.2)
+    assert made.predict(runs[1]) == pytest.approx(2.0), "alone it takes what it took alone"
+
+
+def test_runs_under_way_count_when_another_one_asks_for_room():
+    made, _ = clock(limit=100.0)
+    made.learn_speed(planned(), 0.4)
+    first, second, third = (planned(number=n) for n in (1, 2, 3))
+    for one in (first, second):
+        assert made.fits(one)
+        made.start(one)
+    assert not made.fits(third), "two of 40 s each are under way"
+    made.learn(first, outcome(40.0), 100)
+    assert made.fits(third)
 
 
 def test_the_dearest_network_takes_its_share_of_what_is_left():

@@ -14,6 +14,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -82,24 +83,40 @@ class CudaRecorder:
         return graph
 
 
+_failed: Final[list[torch.cuda.CUDAGraph]] = []
+"""Graphs whose capture failed: torch's allocator may still ask them whether it goes on."""
+
+
 def record_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:
     """Capture `work` on the current stream, which is not the default one.
 
     `pool`: memory pool that it shares; None: it has its own, which goes with the graph.
     """
     graph = torch.cuda.CUDAGraph()
-    shared = {} if pool is None else {"pool": pool}
+    used = torch.cuda.graph_pool_handle() if pool is None else pool
     with _no_collection():
         # Other threads (the next epoch's order, telemetry) may use CUDA meanwhile.
-        graph.capture_begin(**shared, capture_error_mode="thread_local")
+        graph.capture_begin(pool=used, capture_error_mode="thread_local")
         try:
             work()
+            graph.capture_end()
         except BaseException:
-            with contextlib.suppress(RuntimeError):  # the first error is the one to report
-                graph.capture_end()
+            _give_up(graph, used)
             raise
-        graph.capture_end()
     return graph
+
+
+def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a capture that failed; torch's own end stops at the first error and leaves the rest."""
+    _failed.append(graph)
+    device = torch.cuda.current_device()
+    for end in (
+        graph.capture_end,
+        partial(torch._C._cuda_endAllocateToPool, device, pool),
+        partial(torch._C._cuda_releasePool, device, pool),
+    ):
+        with contextlib.suppress(RuntimeError):  # the first error is the one to report
+            end()
 
 
 @contextlib.contextmanager

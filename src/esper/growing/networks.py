@@ -106,11 +106,8 @@ class Variant:
     def _sum_of_seeds(self, topology: Topology) -> Size:
         """The model and what each of its seeds adds to it."""
         bare = self.size(self.bare)
-        alone = [
-            self.size(with_seed(self.bare, slot, name))
-            for slot, name in enumerate(topology)
-            if name
-        ]
+        held = [(slot, name) for slot, name in enumerate(topology) if name]
+        alone = [self.size(with_seed(self.bare, slot, name)) for slot, name in held]
         return Size(
             bare.params + sum(one.params - bare.params for one in alone),
             bare.macs + sum(one.macs - bare.macs for one in alone),

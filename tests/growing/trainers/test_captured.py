@@ -8,10 +8,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from captured_support import (
     CPU,
@@ -25,8 +26,7 @@ from captured_support import (
 )
 from esper.growing.trainers import captured, lanes
 from esper.growing.trainers.captured import CapturedTrainer
-from esper.growing.trainers.in_process import process_trainer
-from esper.growing.trainers.data import ResidentOrder, Samples
+from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
 from esper.growing.trainers.kind import PLAIN, kind_key
@@ -218,6 +218,61 @@ def test_a_capture_that_fails_means_eager_and_the_reason(tmp_path):
     assert digest(outcome)[0] == digest(train_all(EagerTrainer(TASK), [job])[0])[0]
 
 
+class Endless:
+    """A stream of random batches that counts how often it is opened."""
+
+    batches_per_epoch = None
+
+    def __init__(self) -> None:
+        self.opened = 0
+
+    def batches(self, epoch: int = 0):
+        self.opened += 1
+        generator = torch.Generator().manual_seed(epoch)
+        while True:
+            x = torch.randn(16, 8, generator=generator)
+            yield x, x[:, :3].argmax(1)
+
+
+def test_runs_read_a_stream_together(tmp_path):
+    def train(jobs):
+        source = Endless()
+        reader = StreamReader(source, TASK.inputs, 0, CPU)
+        task = replace(TASK, train=reader)
+        return train_all(CapturedTrainer(task, lanes=2, machine=StandIn()), jobs), source
+
+    jobs = jobs_of(tmp_path, (mlp, with_dropout), count=4)
+    alone, _ = train(jobs[1:2])
+    together, source = train(jobs)
+    assert {outcome.how.trainer for outcome in together.values()} == {"captured"}
+    assert digest(together[1]) == digest(alone[1])
+    assert source.opened <= 3  # for two trials, and for all runs
+
+
+def test_sgd_is_replayed_as_it_is_eager(tmp_path):
+    job = make_job(mlp, 0, tmp_path, optimizer="sgd", batches=20)
+    found = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])
+    assert digest(found[0]) == reference(job)
+
+
+class Unrepeatable(Own):
+    """Rounds differently each time, as a kernel with atomic additions does."""
+
+    calls: ClassVar[list[int]] = [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += 1
+        return self.linear(x) * (1.0 + 1e-6 * (self.calls[0] % 7))
+
+
+def test_kernels_that_round_differently_each_time_are_captured_and_not_called_bitwise(tmp_path):
+    found = train_all(
+        CapturedTrainer(TASK, machine=StandIn()), [make_job(Unrepeatable, 0, tmp_path)]
+    )
+    assert found[0].how.trainer == "captured"
+    assert not found[0].how.bitwise
+
+
 def test_a_kind_of_network_is_tried_once(tmp_path):
     machine = StandIn()
     trainer = CapturedTrainer(TASK, machine=machine)
@@ -227,8 +282,22 @@ def test_a_kind_of_network_is_tried_once(tmp_path):
     assert machine.captures == 6 + 2 + 2
 
 
+def traced(width: int, function=torch.relu) -> nn.Module:
+    """Code that holds sizes."""
+
+    class Sized(Own):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(self.linear(x).view(-1, 3, width)).mean(2)
+
+    network = Sized()
+    network.linear = nn.Linear(8, 3 * width)
+    return fx.symbolic_trace(network)
+
+
 def test_a_kind_is_told_by_settings_not_by_sizes():
     assert kind_key(mlp(4)) == kind_key(mlp(5))
+    assert kind_key(traced(4)) == kind_key(traced(5))
+    assert kind_key(traced(4)) != kind_key(traced(4, torch.tanh))
     other = mlp(4)
     other[1].momentum = None
     assert kind_key(other) != kind_key(mlp(4))
@@ -260,11 +329,12 @@ class Tight(StandIn):
 
     def __init__(self, fits: int, monkeypatch) -> None:
         super().__init__(free=fits * 100 + 40)
-        self.most = self.now = 0
+        self.most = self.now = self.refused = 0
         start, release = captured.CapturedRun.start, captured.CapturedRun.release
 
         def started(run):
             if self.memory < 100:
+                self.refused += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
             start(run)
             self.memory -= 100
@@ -289,11 +359,13 @@ def test_as_many_runs_at_a_time_as_memory_allows(tmp_path, monkeypatch):
 
 def test_a_run_that_finds_no_memory_waits_for_another_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "HEADROOM", 0.0)  # admission sees nothing coming
+    monkeypatch.setattr(captured, "TICK_SECONDS", 0.0)
     machine = Tight(2, monkeypatch)
     jobs = jobs_of(tmp_path, count=6)
     found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
     assert sorted(found) == list(range(6))
     assert machine.most == 2
+    assert machine.refused <= 5  # once for each run that ended
     assert digest(found[5]) == reference(jobs[5])
 
 
@@ -372,10 +444,6 @@ def test_unused_parameters_keep_no_gradient(tmp_path):
     outcome = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])[0]
     assert outcome.how.trainer == "captured"
     assert torch.equal(outcome.weights["other.weight"], job.build().other.weight)
-
-
-def test_a_cpu_trains_eagerly():
-    assert isinstance(process_trainer(TASK), EagerTrainer)
 
 
 def test_a_queue_is_short_in_time_and_grows_its_bursts_with_speed():

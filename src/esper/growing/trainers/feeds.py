@@ -111,7 +111,7 @@ class _Slot:
 
     def __init__(self, like: list[Tensor], pinned: bool) -> None:
         self.held = [torch.empty_like(part, pin_memory=pinned) for part in like]
-        self._copied = torch.cuda.Event() if pinned else None
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
     def send(self, parts: list[Tensor], to: list[Tensor]) -> None:
         if self._copied is not None:

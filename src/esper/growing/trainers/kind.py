@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -40,13 +41,12 @@ def kind_key(network: nn.Module) -> tuple[object, ...]:
 
 
 def _settings(part: nn.Module) -> list[object]:
-    """Attributes of a module that are no sizes; generated code counts."""
-    simple = [
-        (name, value)
+    """Attributes of a module that are no sizes; of texts, such as traced code, all but digits."""
+    return [
+        (name, re.sub(r"\d+", "0", value) if isinstance(value, str) else value)
         for name, value in sorted(vars(part).items())
         if value is None or isinstance(value, bool | float | str)
     ]
-    return [*simple, getattr(part, "code", "")]
 
 
 def gather(value: Tensor, index: Tensor, channels_last: bool) -> Tensor:

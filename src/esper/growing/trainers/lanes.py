@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Final, Protocol
 
 import torch
@@ -69,8 +70,8 @@ class CudaMachine:
 
     def __init__(self, device: torch.device, lanes: int) -> None:
         self._device = device
-        self._lanes = [_stream(device) for _ in range(lanes)]
-        self._beside = _stream(device)
+        self._lanes = [_stream(device, lane) for lane in range(lanes)]
+        self._beside = _stream(device, -1)
         for stream in (*self._lanes, self._beside):  # the data were put there by others
             stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -94,10 +95,17 @@ class CudaMachine:
         try:
             return record_graph(work)
         except RuntimeError as error:
+            self._recover()
             if not is_out_of_memory(error):
                 raise
         self.trim()  # a capture cannot use blocks that the allocator has cached
         return record_graph(work)
+
+    def _recover(self) -> None:
+        """After a capture that failed torch's generator stays in its state: another one ends it."""
+        anchor = torch.zeros(1, device=self._device)
+        with contextlib.suppress(RuntimeError), torch.cuda.stream(_stream(self._device, -2)):
+            record_graph(partial(_touch, anchor))
 
     def free(self) -> int:
         """Free memory of the device, without what torch keeps."""
@@ -108,7 +116,13 @@ class CudaMachine:
         torch.cuda.empty_cache()  # SYNC: when memory is short
 
 
-def _stream(device: torch.device) -> torch.cuda.Stream:
+def _touch(tensor: torch.Tensor) -> None:
+    tensor.zero_()
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    """Kept for the next trainer: cuBLAS holds a workspace for every stream it has seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
