@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,6 +166,16 @@ def test_threads_and_generators_are_the_users_between_runs(tmp_path):
         torch.set_num_threads(before)
 
 
+def test_samples_that_find_no_room_are_trained_in_this_process(tmp_path, monkeypatch):
+    def full(tensors):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_block", full)
+    trainer = WorkerTrainer(make_task(), 1)
+    assert len(trained(trainer, jobs_in(tmp_path, 2))) == 2
+    assert "No space left on device" in trainer.note
+
+
 class Silent(ProcessTransport):
     """Starts processes that never say anything."""
 
@@ -206,15 +217,16 @@ def test_runs_of_several_processes_are_those_of_one_bit_for_bit(crew, tmp_path, 
     assert all(same(found[number], expected[number]) for number in expected)
 
 
-def test_workers_stay_for_the_next_runs_and_the_data_are_removed_at_the_end(tmp_path):
+def test_workers_stay_for_the_next_runs_and_nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     crew = Crew(make_task(), 1)
     crew.make_ready(tmp_path)
-    pid, folder = crew.transport.pid(0), crew.trainer._folder
+    pid = crew.transport.pid(0)
     trained(crew.trainer, jobs_in(tmp_path, 4))
     assert crew.transport.pid(0) == pid
-    assert (folder / "data").exists()
+    assert not list((tmp_path / "temporary").iterdir())  # so that kill -9 leaves nothing either
     crew.trainer.close()
-    assert not folder.exists()
     assert not Path(f"/proc/{pid}").exists()
 
 

@@ -7,15 +7,12 @@ threads, so that results are those of one process bit for bit.
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 
@@ -156,7 +153,7 @@ class WorkerTrainer:
         each = 0.0 if self._form is None else WORTH
         self.speedup = float(self._trains) + each * self._count
         self._workers: dict[int, _Worker] = {}
-        self._folder: Path | None = None
+        self._block: IO[bytes] | None = None
         self._tries: Counter[int] = Counter()
         """Deaths of workers, by the number of the run."""
         self._stillborn: Counter[int] = Counter()
@@ -253,21 +250,28 @@ class WorkerTrainer:
     def _start_workers(self) -> None:
         if self._form is None or time.monotonic() - self._began < self._after:
             return
-        for number in range(self._count):
-            if number not in self._workers and self._stillborn[number] < TRIES:
-                self._start(number)
+        try:
+            for number in range(self._count):
+                if number not in self._workers and self._stillborn[number] < TRIES:
+                    self._start(number)
+        except OSError as error:  # no room for the samples, or for a process
+            self._form, self.note = None, f"no worker starts ({error})"
 
     def _start(self, number: int) -> None:
         assert self._form is not None
-        if not self._transport.remote and self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="esper-grow-"))
-            assert isinstance(self.task.train, Samples)  # there is a form
-            write_block(self._folder / "data", data_form(self.task.train, self.task.val)[1])
-        block = None if self._folder is None else str(self._folder / "data")
-        setup = Setup(self._form, block, self._devices[number], self._threads)
-        self._transport.start(number, setup)
+        block = None if self._transport.remote else self._shared().fileno()
+        self._transport.start(
+            number, Setup(self._form, block, self._devices[number], self._threads)
+        )
         now = time.monotonic()
         self._workers[number] = _Worker(now, now)
+
+    def _shared(self) -> IO[bytes]:
+        """The file of the samples."""
+        if self._block is None:
+            assert isinstance(self.task.train, Samples)  # there is a form
+            self._block = write_block(data_form(self.task.train, self.task.val)[1])
+        return self._block
 
     def _answer(self, waiting: _Queue, stopped: bool) -> None:
         """Send runs to workers that want some."""
@@ -406,6 +410,6 @@ class WorkerTrainer:
         """End all workers."""
         self._transport.close()
         self._workers.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._block is not None:
+            self._block.close()
+            self._block = None
