@@ -106,9 +106,7 @@ class Worker:
         torch.set_num_threads(setup.threads)
         if setup.block is not None:
             block = read_block(setup.block, setup.task.data.bytes)
-        task = setup.task.task(block, setup.device)
-        _warm_up(task.device)
-        return process_trainer(task)
+        return process_trainer(setup.task.task(block, setup.device))
 
     # ---- threads --------------------------------------------------------------------------
 
@@ -197,16 +195,6 @@ class Worker:
             path.unlink(missing_ok=True)
         self._running = tuple(r for r in self._running if r.number != outcome.number)
         self._link.send(Ended(OutcomeForm.of(outcome)))
-
-
-def _warm_up(device: Any) -> None:
-    """Load what torch loads at a first update, so that no run has to wait for it."""
-    import torch
-
-    layer = torch.nn.Linear(2, 2).to(device)
-    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
-    layer(torch.zeros(2, 2, device=device)).sum().backward()
-    optimizer.step()
 
 
 def _failure(error: Exception) -> Any:
