@@ -19,6 +19,7 @@ from esper.growing.trainers import workers as module
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Running
 from esper.growing.trainers.process_transport import ProcessTransport
+from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import Forms, describe_network, rebuild_network
 from esper.growing.trainers.task import Task
 from esper.growing.trainers.workers import WorkerTrainer, workers_for
@@ -151,6 +152,25 @@ def test_a_loss_of_the_users_is_computed_in_this_process(tmp_path, alone):
     assert not trainer._workers
     assert "a loss of your own" in trainer.note
     assert same(found[1], alone(task, jobs_in(tmp_path, 2))[1])
+
+
+@pytest.mark.parametrize(("own", "threads"), [(False, 1), (True, 3)])
+def test_what_no_worker_can_train_is_computed_with_all_threads(tmp_path, monkeypatch, own, threads):
+    before, seen = torch.get_num_threads(), set()
+    run_eager = Program.run_eager
+
+    def noting(program: Program) -> None:
+        seen.add(torch.get_num_threads())
+        run_eager(program)
+
+    monkeypatch.setattr(Program, "run_eager", noting)
+    torch.set_num_threads(3)
+    try:
+        build = (lambda: nn.Sequential(Mine(8, 3))) if own else None
+        trained(WorkerTrainer(make_task(), 0), [make_job(0, tmp_path, 4, build)])
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {threads}
 
 
 def test_threads_and_generators_are_the_users_between_runs(tmp_path):
@@ -327,6 +347,7 @@ def test_networks_with_code_of_the_users_are_trained_in_this_process(crew, tmp_p
     found = trained(crew.trainer, mixed())
     assert 0 < crew.trainer.came - before <= 3
     expected = alone(crew.trainer.task, mixed())
+    expected |= trained(EagerTrainer(crew.trainer.task), [mixed()[n] for n in (0, 1, 3)])
     assert all(same(found[number], expected[number]) for number in expected)
     assert len(found) == 6
 

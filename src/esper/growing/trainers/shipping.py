@@ -281,7 +281,7 @@ class Forms:
         self._task = task
         self._right: dict[str, bool] = {}
 
-    def describe(self, network: nn.Module) -> tuple[NetworkForm, bytes] | None:
+    def describe(self, network: nn.Module) -> tuple[NetworkForm, dict[str, Tensor]] | None:
         """A network for a worker; None if there is no telling that it would be the same."""
         try:
             form, values = describe_network(network)
@@ -290,7 +290,7 @@ class Forms:
         kind = repr(form)
         if kind not in self._right:
             self._right[kind] = self._same(network, form, values)
-        return (form, tensor_bytes(values)) if self._right[kind] else None
+        return (form, values) if self._right[kind] else None
 
     def _same(self, network: nn.Module, form: NetworkForm, values: Mapping[str, Tensor]) -> bool:
         """Whether the description gives the names, order and outputs of the network."""

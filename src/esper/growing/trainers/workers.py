@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any, Final
 
 import torch
+from torch import nn
 
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
@@ -33,7 +34,14 @@ from esper.growing.trainers.messages import (
 )
 from esper.growing.trainers.process_transport import ProcessTransport
 from esper.growing.trainers.program import Program
-from esper.growing.trainers.shipping import Forms, data_form, shipped, task_form, write_block
+from esper.growing.trainers.shipping import (
+    Forms,
+    data_form,
+    shipped,
+    task_form,
+    tensor_bytes,
+    write_block,
+)
 from esper.growing.trainers.task import Task
 from esper.jobs.messages import Died, Failed
 from esper.leyline.errors import EsperError
@@ -77,8 +85,8 @@ class _Worker:
 class _OwnRun:
     """A run of this process, trained for a moment at a time."""
 
-    def __init__(self, job: Job, task: Task) -> None:
-        self.program = Program(job, task)
+    def __init__(self, job: Job, task: Task, network: nn.Module, threads: int) -> None:
+        self.program, self.threads = Program(job, task, network=network), threads
         self._saved = time.monotonic()
 
     def advance(self, seconds: float) -> bool:
@@ -197,13 +205,19 @@ class WorkerTrainer:
         if job is None:
             return None
         with self._computing():
-            return _OwnRun(job, self.task)
+            network = job.build()
+            if self._form is not None and self._forms.describe(network) is not None:
+                return _OwnRun(job, self.task, network, self._threads)
+        # No other process would train it, so nothing is gained by computing as they do.
+        threads = torch.get_num_threads()
+        with self._computing(threads):
+            return _OwnRun(job, self.task, network, threads)
 
     def _advance(self, run: _OwnRun | None) -> list[Outcome]:
         """Train for a moment; the outcome, if the run is over."""
         if run is None:
             return []
-        with self._computing():
+        with self._computing(run.threads):
             return [self._judge(run)] if run.advance(SLICE_SECONDS) else []
 
     def _judge(self, run: _OwnRun) -> Outcome:
@@ -215,15 +229,15 @@ class WorkerTrainer:
                 self._transport.send(number, Stop())
         if run is None or run.program.done:
             return []
-        with self._computing():
+        with self._computing(run.threads):
             run.program.save()
             return [self._judge(run)]
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
+    def _computing(self, threads: int | None = None) -> Iterator[None]:
         """Compute as the workers do; the user's generators and threads stay as they are."""
         before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(threads or self._threads)
         try:
             with forked_rng(0, self.task.device):
                 yield
@@ -302,8 +316,9 @@ class WorkerTrainer:
             found = self._forms.describe(job.build())
         if found is not None:
             path, (form, values) = self._path(job), found
+            content = tensor_bytes(values)
             return job, Assignment(
-                job.number, form, values, job.recipe, job.seed, path, self._state(job)
+                job.number, form, content, job.recipe, job.seed, path, self._state(job)
             )
         waiting.own.append(job)
         return None
