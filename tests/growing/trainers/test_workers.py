@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from esper.growing.trainers import workers as module
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Running
 from esper.growing.trainers.process_transport import ProcessTransport
+from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import Forms, describe_network, rebuild_network
 from esper.growing.trainers.task import Task
 from esper.growing.trainers.workers import WorkerTrainer, workers_for
@@ -152,6 +154,25 @@ def test_a_loss_of_the_users_is_computed_in_this_process(tmp_path, alone):
     assert same(found[1], alone(task, jobs_in(tmp_path, 2))[1])
 
 
+@pytest.mark.parametrize(("own", "threads"), [(False, 1), (True, 3)])
+def test_what_no_worker_can_train_is_computed_with_all_threads(tmp_path, monkeypatch, own, threads):
+    before, seen = torch.get_num_threads(), set()
+    run_eager = Program.run_eager
+
+    def noting(program: Program) -> None:
+        seen.add(torch.get_num_threads())
+        run_eager(program)
+
+    monkeypatch.setattr(Program, "run_eager", noting)
+    torch.set_num_threads(3)
+    try:
+        build = (lambda: nn.Sequential(Mine(8, 3))) if own else None
+        trained(WorkerTrainer(make_task(), 0), [make_job(0, tmp_path, 4, build)])
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {threads}
+
+
 def test_threads_and_generators_are_the_users_between_runs(tmp_path):
     before, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(2)
@@ -163,6 +184,16 @@ def test_threads_and_generators_are_the_users_between_runs(tmp_path):
             assert torch.equal(torch.get_rng_state(), state)
     finally:
         torch.set_num_threads(before)
+
+
+def test_samples_that_find_no_room_are_trained_in_this_process(tmp_path, monkeypatch):
+    def full(tensors):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_block", full)
+    trainer = WorkerTrainer(make_task(), 1)
+    assert len(trained(trainer, jobs_in(tmp_path, 2))) == 2
+    assert "No space left on device" in trainer.note
 
 
 class Silent(ProcessTransport):
@@ -206,15 +237,16 @@ def test_runs_of_several_processes_are_those_of_one_bit_for_bit(crew, tmp_path, 
     assert all(same(found[number], expected[number]) for number in expected)
 
 
-def test_workers_stay_for_the_next_runs_and_the_data_are_removed_at_the_end(tmp_path):
+def test_workers_stay_for_the_next_runs_and_nothing_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     crew = Crew(make_task(), 1)
     crew.make_ready(tmp_path)
-    pid, folder = crew.transport.pid(0), crew.trainer._folder
+    pid = crew.transport.pid(0)
     trained(crew.trainer, jobs_in(tmp_path, 4))
     assert crew.transport.pid(0) == pid
-    assert (folder / "data").exists()
+    assert not list((tmp_path / "temporary").iterdir())  # so that kill -9 leaves nothing either
     crew.trainer.close()
-    assert not folder.exists()
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -315,6 +347,7 @@ def test_networks_with_code_of_the_users_are_trained_in_this_process(crew, tmp_p
     found = trained(crew.trainer, mixed())
     assert 0 < crew.trainer.came - before <= 3
     expected = alone(crew.trainer.task, mixed())
+    expected |= trained(EagerTrainer(crew.trainer.task), [mixed()[n] for n in (0, 1, 3)])
     assert all(same(found[number], expected[number]) for number in expected)
     assert len(found) == 6
 

@@ -12,7 +12,7 @@ from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Trainer
 from esper.growing.trainers.shipping import task_form
 from esper.growing.trainers.task import Task
-from esper.growing.trainers.workers import START_SECONDS, WorkerTrainer, workers_for
+from esper.growing.trainers.workers import START_SECONDS, WORTH_SECONDS, WorkerTrainer, workers_for
 from esper.jobs.ray_token import send_token
 from esper.jobs.settings import LOCAL, JobSettings
 from esper.leyline.errors import EsperError
@@ -35,12 +35,12 @@ def trainer_for(
         return ShardedTrainer(task, ranks)
     if jobs is not None and jobs.on != LOCAL:
         return _on_ray(task, jobs)
-    if task.device.type != "cpu":
+    if task.device.type != "cpu" or seconds < WORTH_SECONDS:
         return process_trainer(task)
     count = min(workers_for(seconds, _cores()), _room(task))
     # How long a search without a limit takes shows when it has taken long.
     after = START_SECONDS if math.isinf(seconds) else 0.0
-    return WorkerTrainer(task, count, after=after) if count else process_trainer(task)
+    return WorkerTrainer(task, count, after=after)  # one thread, also without workers: same bits
 
 
 def _on_ray(task: Task, jobs: JobSettings, threads: int = 1) -> Trainer:

@@ -20,8 +20,8 @@ class Setup:
     """What all runs of a worker have in common."""
 
     task: TaskForm
-    block: str | None
-    """File of the samples; None: they come with the worker."""
+    block: int | None
+    """Descriptor of the file of the samples; None: they come with the worker."""
     device: str
     threads: int
 

@@ -41,12 +41,13 @@ class ProcessTransport:
             f"from esper.growing.trainers.worker_process import main\n"
             f"main({theirs.fileno()}, {os.getpid()})"
         )
+        shared = [theirs.fileno(), *([] if setup.block is None else [setup.block])]
         environment = os.environ | {"OMP_NUM_THREADS": str(setup.threads)}
         nowhere = subprocess.DEVNULL
         with interrupts_blocked():  # Ctrl-C is for the search, which says what to do
             self._processes[worker] = subprocess.Popen(
                 [sys.executable, "-P", "-c", program],
-                pass_fds=[theirs.fileno()],
+                pass_fds=shared,
                 stdin=nowhere,
                 stdout=nowhere,
                 stderr=nowhere,

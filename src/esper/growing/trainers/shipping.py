@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import numpy as np
 import torch
@@ -104,20 +104,27 @@ def data_pieces(tensors: Iterable[Tensor]) -> Iterable[memoryview]:
     """Their bytes, each filled up to where the next one starts."""
     for value in tensors:
         flat = value.detach().cpu().contiguous().flatten()
-        yield memoryview(flat.view(torch.uint8).numpy()) if len(flat) else memoryview(b"")
+        array: Any = flat.view(torch.uint8).numpy() if len(flat) else b""
+        yield memoryview(array)
         yield memoryview(bytes(-value.nbytes % ALIGNED))
 
 
-def write_block(path: Path, tensors: Iterable[Tensor]) -> None:
-    """Write tensors to a file that `read_block` maps into memory."""
-    with path.open("wb") as file:
+def write_block(tensors: Iterable[Tensor]) -> IO[bytes]:
+    """Write tensors to a file without a name, which is gone when nobody holds it any more."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    try:
         for piece in data_pieces(tensors):
             file.write(piece)
+        file.flush()
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
-def read_block(path: str, size: int) -> Tensor:
-    """Map a file into memory: workers of one machine hold it once."""
-    return torch.from_file(path, shared=False, size=size, dtype=torch.uint8)
+def read_block(descriptor: int, size: int) -> Tensor:
+    """Map such a file into memory: workers of one machine hold it once."""
+    return torch.from_file(f"/dev/fd/{descriptor}", shared=False, size=size, dtype=torch.uint8)
 
 
 # ---- functions -----------------------------------------------------------------------------------
@@ -274,7 +281,7 @@ class Forms:
         self._task = task
         self._right: dict[str, bool] = {}
 
-    def describe(self, network: nn.Module) -> tuple[NetworkForm, bytes] | None:
+    def describe(self, network: nn.Module) -> tuple[NetworkForm, dict[str, Tensor]] | None:
         """A network for a worker; None if there is no telling that it would be the same."""
         try:
             form, values = describe_network(network)
@@ -283,7 +290,7 @@ class Forms:
         kind = repr(form)
         if kind not in self._right:
             self._right[kind] = self._same(network, form, values)
-        return (form, tensor_bytes(values)) if self._right[kind] else None
+        return (form, values) if self._right[kind] else None
 
     def _same(self, network: nn.Module, form: NetworkForm, values: Mapping[str, Tensor]) -> bool:
         """Whether the description gives the names, order and outputs of the network."""
@@ -324,6 +331,6 @@ class OutcomeForm:
         return replace(self.outcome, weights=read_tensors(self.weights))
 
 
-def together(pieces: Sequence[memoryview]) -> Any:
+def together(pieces: Iterable[memoryview]) -> Any:
     """Pieces as one array, for transports that send no files."""
     return np.frombuffer(b"".join(pieces), dtype=np.uint8)

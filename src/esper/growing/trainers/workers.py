@@ -7,17 +7,15 @@ threads, so that results are those of one process bit for bit.
 from __future__ import annotations
 
 import math
-import shutil
-import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
+from torch import nn
 
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
@@ -36,7 +34,14 @@ from esper.growing.trainers.messages import (
 )
 from esper.growing.trainers.process_transport import ProcessTransport
 from esper.growing.trainers.program import Program
-from esper.growing.trainers.shipping import Forms, data_form, shipped, task_form, write_block
+from esper.growing.trainers.shipping import (
+    Forms,
+    data_form,
+    shipped,
+    task_form,
+    tensor_bytes,
+    write_block,
+)
 from esper.growing.trainers.task import Task
 from esper.jobs.messages import Died, Failed
 from esper.leyline.errors import EsperError
@@ -80,8 +85,8 @@ class _Worker:
 class _OwnRun:
     """A run of this process, trained for a moment at a time."""
 
-    def __init__(self, job: Job, task: Task) -> None:
-        self.program = Program(job, task)
+    def __init__(self, job: Job, task: Task, network: nn.Module, threads: int) -> None:
+        self.program, self.threads = Program(job, task, network=network), threads
         self._saved = time.monotonic()
 
     def advance(self, seconds: float) -> bool:
@@ -156,7 +161,7 @@ class WorkerTrainer:
         each = 0.0 if self._form is None else WORTH
         self.speedup = float(self._trains) + each * self._count
         self._workers: dict[int, _Worker] = {}
-        self._folder: Path | None = None
+        self._block: IO[bytes] | None = None
         self._tries: Counter[int] = Counter()
         """Deaths of workers, by the number of the run."""
         self._stillborn: Counter[int] = Counter()
@@ -200,13 +205,19 @@ class WorkerTrainer:
         if job is None:
             return None
         with self._computing():
-            return _OwnRun(job, self.task)
+            network = job.build()
+            if self._form is not None and self._forms.describe(network) is not None:
+                return _OwnRun(job, self.task, network, self._threads)
+        # No other process would train it, so nothing is gained by computing as they do.
+        threads = torch.get_num_threads()
+        with self._computing(threads):
+            return _OwnRun(job, self.task, network, threads)
 
     def _advance(self, run: _OwnRun | None) -> list[Outcome]:
         """Train for a moment; the outcome, if the run is over."""
         if run is None:
             return []
-        with self._computing():
+        with self._computing(run.threads):
             return [self._judge(run)] if run.advance(SLICE_SECONDS) else []
 
     def _judge(self, run: _OwnRun) -> Outcome:
@@ -218,15 +229,15 @@ class WorkerTrainer:
                 self._transport.send(number, Stop())
         if run is None or run.program.done:
             return []
-        with self._computing():
+        with self._computing(run.threads):
             run.program.save()
             return [self._judge(run)]
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
+    def _computing(self, threads: int | None = None) -> Iterator[None]:
         """Compute as the workers do; the user's generators and threads stay as they are."""
         before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(threads or self._threads)
         try:
             with forked_rng(0, self.task.device):
                 yield
@@ -253,21 +264,28 @@ class WorkerTrainer:
     def _start_workers(self) -> None:
         if self._form is None or time.monotonic() - self._began < self._after:
             return
-        for number in range(self._count):
-            if number not in self._workers and self._stillborn[number] < TRIES:
-                self._start(number)
+        try:
+            for number in range(self._count):
+                if number not in self._workers and self._stillborn[number] < TRIES:
+                    self._start(number)
+        except OSError as error:  # no room for the samples, or for a process
+            self._form, self.note = None, f"no worker starts ({error})"
 
     def _start(self, number: int) -> None:
         assert self._form is not None
-        if not self._transport.remote and self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="esper-grow-"))
-            assert isinstance(self.task.train, Samples)  # there is a form
-            write_block(self._folder / "data", data_form(self.task.train, self.task.val)[1])
-        block = None if self._folder is None else str(self._folder / "data")
-        setup = Setup(self._form, block, self._devices[number], self._threads)
-        self._transport.start(number, setup)
+        block = None if self._transport.remote else self._shared().fileno()
+        self._transport.start(
+            number, Setup(self._form, block, self._devices[number], self._threads)
+        )
         now = time.monotonic()
         self._workers[number] = _Worker(now, now)
+
+    def _shared(self) -> IO[bytes]:
+        """The file of the samples."""
+        if self._block is None:
+            assert isinstance(self.task.train, Samples)  # there is a form
+            self._block = write_block(data_form(self.task.train, self.task.val)[1])
+        return self._block
 
     def _answer(self, waiting: _Queue, stopped: bool) -> None:
         """Send runs to workers that want some."""
@@ -298,8 +316,9 @@ class WorkerTrainer:
             found = self._forms.describe(job.build())
         if found is not None:
             path, (form, values) = self._path(job), found
+            content = tensor_bytes(values)
             return job, Assignment(
-                job.number, form, values, job.recipe, job.seed, path, self._state(job)
+                job.number, form, content, job.recipe, job.seed, path, self._state(job)
             )
         waiting.own.append(job)
         return None
@@ -406,6 +425,6 @@ class WorkerTrainer:
         """End all workers."""
         self._transport.close()
         self._workers.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._block is not None:
+            self._block.close()
+            self._block = None
