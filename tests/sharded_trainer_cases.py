@@ -44,10 +44,10 @@ class Turned(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = nn.Conv2d(7, 7, 3, padding=1)
+        self.kernel = nn.Parameter(0.1 * torch.randn(7, 7, 3, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(x).mT
+        return F.conv2d(x, self.kernel, padding=1).mT
 
 
 class Conv(nn.Module):

@@ -282,6 +282,8 @@ class Program:
             self.total.copy_(tensors["total"])
             trained, self.seconds = tensors["position"].tolist()
             curve = tensors["curve"].tolist()
+        except EsperError:
+            raise
         except (SafetensorError, KeyError, RuntimeError, ValueError, OSError) as error:
             raise EsperError(
                 f"{path}: not the state of this run ({str(error).splitlines()[0]}); remove the "
