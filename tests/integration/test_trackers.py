@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.growing.records import stages_done
 from esper.nissa.trackers.names import LIBRARIES
 from esper.nissa.trackers.tracking import track_run
 from resume_support import same_runs
@@ -141,15 +140,14 @@ def grown(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", EACH)
 def test_a_search_is_read_back(grown, name):
-    from esper.growing.folder import read_state
+    from esper.growing.folder import read_table
 
-    found, state = READERS[name](grown), read_state(grown)
-    stages = stages_done(state)
-    assert stages > 1
-    expect(found, name, "round", list(map(float, range(stages))))
-    best = max(one.score for one in state.candidates if one.finished)
+    found, runs = READERS[name](grown), read_table(grown)
+    assert runs.rungs > 1
+    expect(found, name, "round", list(map(float, range(runs.rungs))))
+    best = max(row.score for row in runs.rows if row.ended)
     step, value = found["best_score"][-1]
-    assert step == stages - 1
+    assert step == runs.rungs - 1
     assert value == (np.float32(best) if name == "tensorboard" else best)
 
 
