@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.audit.topologies import choose_topologies, number_of_topologies
-from esper.growing.topologies import TopologySpace
+from esper.audit.topology_space import TopologySpace
 from esper.kasmina.caps import SeedCosts
 from esper.kasmina.seed_costs import TrainingCosts
 from esper.leyline.errors import EsperError

@@ -37,7 +37,7 @@ def model(outputs: int = 2) -> nn.Module:
 
 def grow(folder: Path, made: Any = model, train: Any = (X, LABELS), **settings) -> esper.GrowResult:
     chosen = {
-        "budget": esper.Budget(host_runs=4),
+        "budget": esper.Budget(host_runs=1),
         "epochs": 12,
         "lr": 0.03,
         "widths": (),

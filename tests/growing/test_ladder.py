@@ -160,12 +160,30 @@ def test_a_rung_costs_no_more_than_is_left(left, rungs, seed, policy):
     table = climb(made, rungs)
     rows, reason = made.next_rung(table, left, price)
     spent = sum(price(one) for one in rows)
-    assert spent <= SHARES.get(table.rungs, 1.0) * left * (1 + 1e-6)
+    share = SHARES.get(table.rungs, 1.0)
+    in_full = all(one.recipe.batches >= RECIPE.batches for one in rows)
+    assert spent <= (1.0 if in_full else share) * left * (1 + 1e-6)
     assert len(rows) <= MOST_RUNS
     assert bool(rows) != bool(reason)
     for one in rows:
         in_full = one.cost / 12
         assert in_full <= max(LARGEST_SHARE * left, price(one)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("full", [10, 108])
+@pytest.mark.parametrize("runs", [2.0, 3.0, 4.5])
+def test_a_small_budget_trains_fewer_networks_in_full(runs, full):
+    """Its share is too little for short runs of several, or short runs are full ones."""
+    made = ladder(recipe=replace(RECIPE, batches=full))
+    table, left = ended(Table(), [made.sized(made.first())], quality), 1.0 - 1.0 / runs
+    while True:
+        rows, _ = made.next_rung(table, left, lambda r: r.cost * r.recipe.batches / (runs * full))
+        if not rows:
+            break
+        left -= sum(one.cost * one.recipe.batches for one in rows) / (runs * full)
+        table = ended(table, rows, quality)
+    assert left <= 0.5 / runs, "what is left pays for no network"
+    assert sum(one.recipe.batches == full for one in table.rows) > 1
 
 
 @settings(deadline=None)

@@ -48,25 +48,24 @@ def test_a_random_problem_keeps_every_promise(number, tmp_path):
 
 def check_controls(result: esper.GrowResult) -> None:
     """The pick against every finished run of the model as given, and every static network."""
-    finished = [c for c in result.search_state().candidates if c.finished]
-    bare = [c for c in finished if c.host == 0 and not any(c.topology)]
-    planted = [c for c in finished if c.origin not in ("pruned", "grown")]
-    assert bare, "the model as given was not trained in full"
-    assert all(len(c.curve) and c.curve[-1][0] == result.info.length for c in finished)
+    done = [row for row in result.table().rows if row.status == "finished" and not row.diverged]
+    bare = [row for row in done if row.variant == 0 and not any(row.topology)]
+    assert any(row.trained == result.info.length for row in bare), "the model as given, in full"
+    assert all(row.trained == row.recipe.batches for row in done)
     best = result.best.val_score
     assert np.isfinite(best)
-    assert best >= max(c.score for c in (*bare, *planted))
-    assert result.host.val_score == max(c.score for c in bare)
+    assert best == max(row.score for row in done)
+    assert result.host.val_score == max(row.score for row in bare)
     assert result.host.params == bare[0].params
 
 
 def check_budget(problem: RandomProblem, result: esper.GrowResult) -> None:
-    budget, candidates = problem.budget, result.search_state().candidates
+    budget, rows = problem.budget, result.table().rows
     assert result.record.runs <= budget.host_runs
-    spent = sum(c.compute for c in candidates) / result.info.length
+    spent = sum(row.compute for row in rows) / result.info.length
     assert spent == pytest.approx(result.record.runs, rel=1e-9)
-    assert max(c.params for c in candidates) <= (budget.params or np.inf)
-    assert max(c.macs for c in candidates) <= (budget.macs or np.inf)
+    assert max(row.params for row in rows) <= (budget.params or np.inf)
+    assert max(row.macs for row in rows) <= (budget.macs or np.inf)
     one = problem.train[0][:1]
     for network in (*result.frontier, result.host, result.best):
         plain = network.model

@@ -10,13 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from esper.growing.records import Candidate, SearchState
 
 from esper.growing.budget import Budget
 from esper.growing.folder import GrowFolder, GrowInfo
-from esper.growing.report import MOST_CANDIDATES, page
+from esper.growing.report import MOST_NETWORKS, page
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
+from esper.growing.runs import Recipe, Row, Table
 from esper.plotting.svg_axes import Scale, nice_ticks
+from esper.storage.run_files import GROW_SCHEMA
 
 EVIL = '<script>alert("1")</script>&'
 NAN = math.nan
@@ -24,7 +25,7 @@ NAN = math.nan
 
 def info(**changes: object) -> GrowInfo:
     plain = GrowInfo(
-        schema=1,
+        schema=GROW_SCHEMA,
         name=EVIL,
         created="2026-01-01 00:00:00",
         model=f"Net{EVIL}",
@@ -46,7 +47,6 @@ def info(**changes: object) -> GrowInfo:
         length=30,
         optimizer="adamw",
         rates=(0.001, 0.01),
-        most_members=8,
         runs=5.0,
         seed=0,
         device="cpu",
@@ -60,13 +60,17 @@ def info(**changes: object) -> GrowInfo:
         clip=1.0,
         full_length=30,
         higher_is_better=True,
+        settings=(("policy", "ladder"),),
     )
     return replace(plain, **changes)
 
 
-def network(number: int, params: int, score: float, topology=("", ""), origin="host", **more):
+RECIPE = Recipe("adamw", 0.01, 0.01, 1.0, 16, 30)
+
+
+def network(number: int, params: int, score: float, topology=("", ""), origin="given", **more):
     found = NetworkRecord(
-        number, "", topology, origin, 0.01, params, params, score, score, 0.01, 1.0
+        number, "", topology, origin, RECIPE, params, params, score, score, 0.01, 1.0
     )
     return replace(found, **more)
 
@@ -74,25 +78,23 @@ def network(number: int, params: int, score: float, topology=("", ""), origin="h
 HOST = network(0, 100, 0.8)
 SMALL = network(2, 150, 0.85, ("", "norm"), "pruned")
 PICK = network(5, 400, 0.9, ("mlp", "norm"), "grown")
-STATIC = network(3, 700, 0.7, ("mlp", "mlp"), "planted", test_score=NAN, test_se=NAN)
+STATIC = network(3, 700, 0.7, ("mlp", "mlp"), "seeds", test_score=NAN, test_se=NAN)
 RECORD = ResultRecord(
     (SMALL, PICK), HOST, (replace(HOST, test_score=NAN), STATIC), 5, f"grown {EVIL}", 4.9, 71.0,
     complete=True,
 )  # fmt: skip
 
 
-def candidates(count: int = 6) -> tuple[Candidate, ...]:
+def rows(count: int = 6) -> tuple[Row, ...]:
+    """A table of runs: each network at three lengths, the last one in full where it was judged."""
     judged = {r.number: r for r in (HOST, SMALL, PICK, STATIC)}
-    found = []
+    found: list[Row] = []
     for number in range(count):
-        like = judged.get(number, replace(HOST, number=number, origin="planted"))
-        full = number in judged
-        curve = ((10, 0.5), (20, 0.6 + number / count / 10), (30, like.val_score))[
-            : 3 if full else 2
-        ]
+        like = judged.get(number, replace(HOST, number=number, origin="seeds"))
+        recipe = replace(RECIPE, lr=0.01 + 1e-6 * number, batches=30 if number in judged else 10)
         found.append(
-            Candidate(number, 0, like.topology, 0.01, like.origin, None, 0, like.params, like.macs,
-                      curve, finished=full)
+            Row(number, 1, 0, like.topology, recipe, 0, like.origin, None, None, like.params,
+                like.macs, 1.0, status="finished", trained=recipe.batches, score=like.val_score)
         )  # fmt: skip
     return tuple(found)
 
@@ -101,11 +103,11 @@ def result(
     tmp_path: Path,
     record: ResultRecord = RECORD,
     about: GrowInfo | None = None,
-    state: SearchState | None = None,
+    runs: Table | None = None,
 ) -> GrowResult:
     folder = GrowFolder.create(tmp_path, "run", 0)
     folder.write("grow.json", info() if about is None else about)
-    folder.write("search.json", SearchState(candidates()) if state is None else state)
+    folder.write("search.json", Table(rows()) if runs is None else runs)
     folder.write("result.json", record)
     folder.close()
     return GrowResult.load(folder.path)
@@ -154,8 +156,8 @@ def test_page_tells_everything_and_is_well_formed(tmp_path):
     assert all(a["scope"] in ("row", "col") for a in found.all("th"))
     assert len(found.all("caption")) == len(found.all("table")) > len(found.all("svg")) == 3
     assert found.words.index(RECORD.verdict) < found.words.index("Frontier")
-    for words in ("validation score is shown", "4.90 of 5", "1 min 11 s", "cpu", "esper 0.1.0",
-                  "val: 20% of train", "esper export",
+    for words in ("validation score is shown", "4.90 training runs of your model of 5",
+                  "1 min 11 s", "cpu", "esper 0.1.0", "val: 20% of train", "esper export",
                   "params 1,000, host runs 5", "GrowResult.load"):  # fmt: skip
         assert words in found.words, words
 
@@ -178,11 +180,11 @@ def coordinates(text: str) -> list[float]:
     "record",
     [
         RECORD,
-        replace(RECORD, networks=(HOST,), pick=0, static=()),
+        replace(RECORD, networks=(HOST,), pick=0, others=()),
         replace(RECORD, host=replace(HOST, test_se=NAN), complete=False),
-        replace(RECORD, networks=(network(5, 400, -0.3),), host=network(0, 400, -0.3), static=()),
+        replace(RECORD, networks=(network(5, 400, -0.3),), host=network(0, 400, -0.3), others=()),
         replace(RECORD, networks=(PICK,), host=replace(HOST, test_score=NAN, val_score=NAN)),
-        replace(RECORD, networks=(network(5, 10**9, 1.0),), static=(STATIC,)),
+        replace(RECORD, networks=(network(5, 10**9, 1.0),), others=(STATIC,)),
     ],
     ids=["grown", "host only", "interrupted", "one point", "nan", "wide"],
 )
@@ -196,11 +198,10 @@ def test_every_outcome_can_be_drawn(record, tmp_path):
 
 
 def test_long_searches_stay_below_a_megabyte(tmp_path):
-    many = SearchState(candidates(3000))
-    text = page(result(tmp_path, state=many))
+    text = page(result(tmp_path, runs=Table(rows(3000))))
     assert len(text) < 1e6
     words = Page(text).words
-    assert f"{3000 - MOST_CANDIDATES:,} of 3,000 are left out" in words
+    assert f"{3000 - MOST_NETWORKS:,} of 3,000 are left out" in words
 
 
 def test_many_places_with_long_names(tmp_path):
@@ -214,23 +215,28 @@ def test_many_places_with_long_names(tmp_path):
     host = replace(HOST, topology=("",) * count)
     pick = replace(PICK, topology=("mlp",) * count)
     record = ResultRecord((pick,), host, (), 5, "grown", 1.0, 1.0, complete=True)
-    found = Page(page(result(tmp_path, record, about, SearchState())))
+    found = Page(page(result(tmp_path, record, about, Table())))
     assert "no learning curves" in found.words
     assert found.words.count("mlp") >= 2 * count
 
 
-def test_scores_of_an_interrupted_stage_are_in_the_curves(tmp_path):
-    some = tuple(replace(c, curve=(), finished=False) for c in candidates())
-    state = SearchState(some, members=(0, 2, 5), batch=17)
-    words = Page(page(result(tmp_path, replace(RECORD, complete=False), state=state))).words
-    assert "17: 0.9000" in words
+def test_runs_of_the_same_network_are_one_curve_and_cut_ones_are_on_it(tmp_path):
+    first = rows()[5]
+    short = replace(
+        first, number=6, trained=10, score=0.7, recipe=replace(first.recipe, batches=10)
+    )
+    cut = replace(first, trained=17, score=0.8, status="cut")
+    planned = replace(first, number=7, status="planned", trained=0, score=NAN)
+    about = replace(RECORD, complete=False)
+    words = Page(page(result(tmp_path, about, runs=Table((cut, short, planned))))).words
+    assert "10: 0.7000, 17: 0.8000" in words
 
 
 def test_damaged_search_costs_the_curves_only(tmp_path):
     grown = result(tmp_path)
     (grown.folder / "search.json").write_text("{")
     words = Page(page(grown)).words
-    assert "learning curves cannot be shown" in words
+    assert "The runs cannot be shown" in words
     assert RECORD.verdict in words
 
 

@@ -16,6 +16,8 @@ from esper.growing.data import read_data
 from esper.growing.parts import map_inputs
 from esper.growing.problem import make_problem
 from esper.growing.settings import GrowSettings
+from esper.growing.trainers.program import Program
+from grow_support import runs_of, same_weights
 from hooked_models import HOOKED
 from support import refused
 from user_models import CASES, Case

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import pytest
-from esper.growing.variants import Variant
 
 import esper
-from esper.growing.topologies import TopologySpace
-from esper.growing.widths import COUNT, WIDEST, named_widths, spread_widths, width_name
-from esper.kasmina.caps import SeedCosts
-from esper.kasmina.seed_costs import TrainingCosts
+from esper.growing.budget import Budget
+from esper.growing.networks import Networks, Size
+from esper.growing.widths import (
+    COUNT,
+    WIDEST,
+    named_variants,
+    named_widths,
+    spread_widths,
+    width_name,
+)
 from esper.leyline.errors import EsperError
+from support import refused
 
 WIDTH = 10
 
@@ -24,22 +31,36 @@ def params(width: int) -> int:
     return 3 * width + width * width
 
 
-def variant(factor: float, cap: float, macs_cap: float = math.inf) -> Variant:
+class Fake:
     """The network at a multiple of its width; a network has ten MACs per parameter."""
-    size = params(max(1, round(factor * WIDTH)))
-    if size > cap or 10 * size > macs_cap:
-        raise EsperError("too large")
-    empty = np.zeros((1, 0), dtype=np.int64)
-    costs = SeedCosts(size, 10 * size, empty, empty, np.zeros(1, dtype=np.int64))
-    training = TrainingCosts(30 * size, np.zeros(1, np.int64), empty, empty, empty)
-    space = TopologySpace((), empty > 0, costs, training, cap, macs_cap)
-    return Variant(width_name(factor), None, space, size / params(WIDTH))
+
+    bare = ()
+
+    def __init__(self, name: str, factor: float) -> None:
+        self.name = name
+        self.params = params(max(1, round(factor * WIDTH)))
+
+    def size(self, topology: tuple[str, ...]) -> Size:
+        return Size(self.params, 10 * self.params, 30 * self.params)
+
+
+class FakeNetworks:
+    """Networks that can be scaled to any width."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.base, self.budget = Fake("", 1.0), budget
+
+    def scaled(self, name: str, factor: float) -> Fake:
+        return Fake(name, factor)
 
 
 def spread(cap: float = math.inf, most_cost: float = math.inf, macs_cap: float = math.inf):
-    base = variant(1.0, cap, macs_cap)
-    found = spread_widths(lambda f: variant(f, cap, macs_cap), base, most_cost)
-    return [v.space.costs.host_params for v in found]
+    budget = Budget(
+        params=None if math.isinf(cap) else int(cap),
+        macs=None if math.isinf(macs_cap) else macs_cap,
+    )
+    found = spread_widths(cast(Networks, FakeNetworks(budget)), most_cost)
+    return [one.size(()).params for one in found]
 
 
 @pytest.mark.parametrize("cap", [140, 200, 400, 1000, 2000, 9000])
@@ -69,10 +90,23 @@ def test_networks_that_cost_too_much_to_train_are_left_out():
 
 
 def test_a_model_that_cannot_be_scaled_has_no_other_width():
-    def refused(factor: float) -> Variant:
-        raise EsperError("sizes are written out in forward")
+    class Stiff(FakeNetworks):
+        def scaled(self, name: str, factor: float) -> Fake:
+            raise EsperError("sizes are written out in forward")
 
-    assert spread_widths(refused, variant(1.0, math.inf), 10.0) == []
+    stiff = cast(Networks, Stiff(Budget()))
+    assert spread_widths(stiff, 10.0) == []
+    said = refused(lambda: named_variants(stiff, (2.0,)))
+    assert said == "width 2: sizes are written out in forward"
+
+
+def test_widths_that_are_named_are_made_once_and_within_the_budget():
+    networks = cast(Networks, FakeNetworks(Budget(params=300)))
+    assert [one.name for one in named_variants(networks, (0.5, 1.01, 1.3, 0.51))] == [
+        "x0.5",
+        "x1.3",
+    ]
+    assert "width 2: budget params=300" in refused(lambda: named_variants(networks, (2.0,)))
 
 
 def test_names_hold_the_widths():

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.growing.folder import read_table
 from esper.nissa.trackers.names import LIBRARIES
 from esper.nissa.trackers.tracking import track_run
 from resume_support import same_runs
@@ -141,12 +140,14 @@ def grown(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("name", EACH)
 def test_a_search_is_read_back(grown, name):
-    found, table = READERS[name](grown), read_table(grown)
-    assert table.rungs > 1
-    expect(found, name, "round", list(map(float, range(table.rungs))))
-    best = max(row.score for row in table.rows if row.ended)
+    from esper.growing.folder import read_table
+
+    found, runs = READERS[name](grown), read_table(grown)
+    assert runs.rungs > 1
+    expect(found, name, "round", list(map(float, range(runs.rungs))))
+    best = max(row.score for row in runs.rows if row.ended)
     step, value = found["best_score"][-1]
-    assert step == table.rungs - 1
+    assert step == runs.rungs - 1
     assert value == (np.float32(best) if name == "tensorboard" else best)
 
 

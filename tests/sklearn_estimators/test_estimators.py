@@ -20,7 +20,7 @@ from sklearn.utils import estimator_checks
 from torch import nn
 
 from esper.growing.progress import ProgressPrinter
-from esper.growing.setup import WEIGHT_DECAY as DECAY_OF_GROW
+from esper.growing.recipes import WEIGHT_DECAY as DECAY_OF_GROW
 from esper.sklearn import GrowingClassifier, GrowingRegressor
 from support import refused
 
@@ -221,7 +221,7 @@ def test_a_folder_keeps_the_run(tmp_path):
     (run,) = tmp_path.iterdir()
     assert {"result.json", "report.html"} <= {path.name for path in run.iterdir()}
     assert str(run) in str(grown.result_)
-    assert grown.result_.search_state().candidates
+    assert grown.result_.table().rows
 
 
 def test_an_interrupted_fit_returns_the_best_so_far(monkeypatch):

@@ -101,10 +101,24 @@ class Ladder:
         rung, rows = table.rungs, table.rows
         if rung > 3 and self._stalled(rows) >= PATIENCE:
             return [], f"nothing improved in {PATIENCE} rungs"
-        wanted = self._proposals(rung, rows)
-        fresh = self._fresh(wanted, rows, rung)
-        most, spent, chosen = SHARES.get(rung, 1.0) * left, 0.0, list[Row]()
-        too_dear = 0
+        wanted = self._fresh(self._proposals(rung, rows), rows)
+        chosen = self._affordable(wanted, cost, left, SHARES.get(rung, 1.0) * left)
+        if not chosen and rung < 4:
+            # Too little for a choice among short runs: fewer networks, in full.
+            chosen = self._affordable(
+                self._fresh(self._in_full(rung, rows), rows), cost, left, left
+            )
+        numbered = [replace(row, number=len(rows) + place) for place, row in enumerate(chosen)]
+        return numbered, "" if chosen else "the budget is spent, or nothing new is left to try"
+
+    def _affordable(
+        self, fresh: Iterator[Row], cost: Affordable, left: float, most: float
+    ) -> list[Row]:
+        """The first rows that cost no more than `most` together.
+
+        None may cost more than a share of what is left when it is trained in full.
+        """
+        spent, too_dear, chosen = 0.0, 0, list[Row]()
         for row in fresh:
             price = cost(row)
             in_full = price * self._full(row) / row.recipe.batches
@@ -114,10 +128,16 @@ class Ladder:
                     break
                 continue
             too_dear, spent = 0, spent + price
-            chosen.append(replace(row, number=len(rows) + len(chosen)))
+            chosen.append(row)
             if len(chosen) == MOST_RUNS:
                 break
-        return chosen, "" if chosen else "the budget is spent, or nothing new is left to try"
+        return chosen
+
+    def _in_full(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The proposals of a rung, then neighbours, each for the length of a full run."""
+        near = self._neighbours(rung, rows, self._generator(rung))
+        for row in chain(self._proposals(rung, rows), near):
+            yield replace(row, recipe=replace(row.recipe, batches=self._full(row)))
 
     def filling(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
         """Runs of the best networks that fit into what is left of the time.
@@ -142,7 +162,7 @@ class Ladder:
     # ---- proposals ------------------------------------------------------------------------
 
     def _proposals(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
-        generator = np.random.default_rng(stream_seed(self.settings.seed, "ladder", rung))
+        generator = self._generator(rung)
         if self.settings.policy == "random":
             return self._random(rung, generator)
         if rung == 1:
@@ -155,6 +175,9 @@ class Ladder:
         longer = self._longer(rung, rows)
         near = self._neighbours(rung, rows, generator)
         return chain(self._unfinished(rung, rows), longer, near)
+
+    def _generator(self, rung: int) -> np.random.Generator:
+        return np.random.default_rng(stream_seed(self.settings.seed, "ladder", rung))
 
     def _length(self, rung: int) -> int:
         full = self.settings.recipe.batches
@@ -345,7 +368,7 @@ class Ladder:
             lower_is_better=self.settings.lower_is_better,
         )
 
-    def _fresh(self, wanted: Iterator[Row], rows: Sequence[Row], rung: int) -> Iterator[Row]:
+    def _fresh(self, wanted: Iterator[Row], rows: Sequence[Row]) -> Iterator[Row]:
         """Those of the wanted rows that are new and within the limits, with their sizes."""
         seen = {row.key for row in rows}
         repeated = 0

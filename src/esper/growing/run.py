@@ -440,12 +440,12 @@ class GrowRun:
         """The settings of a run to resume; raises if anything that changes results is another."""
         before = read_info(path)
         words = {
+            "seed": "seed",
             "fingerprint": "data",
             "architecture": "model",
             "loss": "loss",
             "metric": "metric",
             "places": "places",
-            "seed": "seed",
             "amp": "amp",
             "optimizer": "optimizer",
             "rates": "learning rates",

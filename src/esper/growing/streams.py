@@ -5,7 +5,6 @@ All members share the batches. Shape letters: B batch.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from torch import Tensor
@@ -54,18 +53,12 @@ class StreamSource:
                 part = self._part(raw, place)
                 yield part.inputs, part.targets
 
-    def batches(self, first_epoch: int = 0) -> Iterator[tuple[Inputs, Tensor]]:
-        """Yield batches for ever, epoch after epoch."""
-        for number in itertools.count(first_epoch):
-            empty = True
-            for batch in self.epoch(number):
-                empty = False
-                yield batch
-            if empty:
-                raise EsperError(
-                    f"{self._source.where}: epoch {number} of the stream has no batch of "
-                    f"{self.batch_size} samples; give data that can be read again"
-                )
+    def empty_epoch(self, number: int) -> EsperError:
+        """What to raise for an epoch without a batch."""
+        return EsperError(
+            f"{self._source.where}: epoch {number} of the stream has no batch of "
+            f"{self.batch_size} samples; give data that can be read again"
+        )
 
     def _epoch_seed(self, number: int) -> int:
         return stream_seed(self._seed, "grow", "epoch", number)

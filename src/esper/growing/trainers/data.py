@@ -9,7 +9,6 @@ Shape letters: B batch, N samples.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from esper.device.rng import forked_rng, permutations
 from esper.growing.parts import GrowPart
+from esper.growing.parts import Inputs as RawInputs
 from esper.growing.streams import StreamSource
 from esper.kasmina.tracing import Inputs
 from esper.leyline.streams import stream_keys, stream_seed
@@ -104,11 +104,7 @@ class StreamReader:
         """`seed`: of the random transforms of its samples."""
         self._source, self._inputs, self._seed, self._device = source, inputs, seed, device
         self._kept: OrderedDict[int, Batch] = OrderedDict()
-        self._next, self._pass = 0, self._open(0)
-
-    def _open(self, epoch: int) -> Iterator[Batch]:
-        for inputs, targets in self._source.batches(epoch):
-            yield self._inputs.values(inputs), targets
+        self._next, self._epoch, self._pass = 0, 0, source.epoch(0)
 
     def batch(self, number: int) -> Batch:
         """The batch of a number, on the device."""
@@ -123,14 +119,33 @@ class StreamReader:
         epoch = 0 if per_epoch is None else number // per_epoch
         first = 0 if per_epoch is None else epoch * per_epoch
         if not first <= self._next <= number:
-            self._next, self._pass = first, self._open(epoch)
+            self._next = first
+            self._open(epoch)
+
+    def _open(self, epoch: int) -> None:
+        self._epoch, self._pass = epoch, self._source.epoch(epoch)
 
     def _read(self) -> None:
-        # Transforms draw from global generators: seeded by number, a batch is always the same.
-        with forked_rng(stream_seed(self._seed, "stream", self._next)):
-            values, targets = next(self._pass)
-        moved = [value.to(self._device, non_blocking=True) for value in values]
-        self._kept[self._next] = moved, targets.to(self._device, non_blocking=True)
+        per_epoch = self._source.batches_per_epoch
+        if per_epoch is not None and self._next % per_epoch == 0:
+            self._open(self._next // per_epoch)
+        read = self._read_pass()
+        if read is None:  # the end of an epoch
+            self._open(self._epoch + (per_epoch is None))
+            read = self._read_pass()
+        if read is None:
+            raise self._source.empty_epoch(self._epoch)
+        inputs, targets = read
+        values = [v.to(self._device, non_blocking=True) for v in self._inputs.values(inputs)]
+        self._kept[self._next] = values, targets.to(self._device, non_blocking=True)
         self._next += 1
         if len(self._kept) > WINDOW:
             self._kept.popitem(last=False)
+
+    def _read_pass(self) -> tuple[RawInputs, Tensor] | None:
+        """The next batch of the epoch; None: there is no other.
+
+        Transforms draw from global generators: seeded by number, a batch is always the same.
+        """
+        with forked_rng(stream_seed(self._seed, "stream", self._next)):
+            return next(self._pass, None)

@@ -290,6 +290,7 @@ class Program:
                 f"file, and the run is trained from its start"
             ) from error
         self.trained, self.curve = int(trained), [(int(at), loss) for at, loss in curve]
+        self.finite = all(math.isfinite(loss) for _, loss in self.curve)
         for place, param in enumerate(self.params):
             prefix = f"optimizer.{place}."
             names = [n.removeprefix(prefix) for n in tensors if n.startswith(prefix)]

@@ -1,0 +1,189 @@
+"""A run depends on its row alone: the same after a kill, in any order, beside any neighbours."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from esper.growing.data import read_data
+from esper.growing.networks import Variant
+from esper.growing.problem import make_problem
+from esper.growing.runs import Recipe, Row, Table, finished, known
+from esper.growing.settings import GrowSettings
+from esper.growing.trainers.data import Samples
+from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.job import Job, Outcome
+from esper.growing.trainers.program import Program
+from esper.growing.trainers.task import Task, scalar_loss
+from search_support import row
+
+CPU = torch.device("cpu")
+
+
+class Drawing(nn.Module):
+    """Draws from all generators that there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand_like(x) + random.random() + np.random.rand()
+        return x + 0.1 * noise if self.training else x
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 6), Drawing(),
+        nn.ReLU(), nn.Linear(6, 3),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world() -> tuple[Task, Variant]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 5, generator=generator)
+    data = read_data((x, (x[:, 0] > 0).long() + (x[:, 1] > 0)))
+    problem = make_problem(model, data, GrowSettings())
+    inputs = problem.trace.inputs
+    task = Task(
+        inputs, Samples.of(data.train, inputs), Samples.of(data.val, inputs),
+        scalar_loss(problem.loss), problem.metric, CPU,
+    )  # fmt: skip
+    return task, Variant("", problem.trace, inputs.values(data.example().inputs), 0)
+
+
+RUNS = (
+    (Recipe("adamw", 0.01, 0.01, 1.0, 8, 7), 0, ()),
+    (Recipe("adamw", 0.03, 0.0, 0.0, 16, 9), 0, ("norm",)),
+    (Recipe("sgd", 0.05, 5e-4, 1.0, 8, 5), 1, ()),
+    (Recipe("sgd", 1e25, 0.0, 0.0, 8, 6), 2, ()),  # diverges
+    (Recipe("adamw", 0.01, 0.01, 1.0, 8, 7), 3, ()),
+)
+
+
+def job(world: tuple[Task, Variant], number: int, checkpoint: Path | None = None) -> Job:
+    _, variant = world
+    recipe, seed, seeds = RUNS[number]
+    topology = (*seeds, *variant.bare[len(seeds) :])
+    return Job(number, partial(variant.build, topology, seed), recipe, seed, checkpoint)
+
+
+def train(world, numbers, stop_after: int = 10**9, home: Path | None = None) -> list[Outcome]:
+    """Some runs in an order; `stop_after`: ticks."""
+    ticks = iter(range(10**9))
+    jobs = (job(world, n, None if home is None else home / f"{n}.state") for n in numbers)
+    return list(EagerTrainer(world[0]).train(jobs, lambda _: next(ticks) >= stop_after))
+
+
+def facts(outcome: Outcome) -> tuple[object, ...]:
+    """All of it but time."""
+    weights = {name: value.numpy().tobytes() for name, value in outcome.weights.items()}
+    curve = tuple((at, str(loss)) for at, loss in outcome.curve)
+    return outcome.trained, outcome.finite, str(outcome.score), str(outcome.loss), curve, weights
+
+
+@pytest.fixture(scope="module")
+def alone(world) -> dict[int, tuple[object, ...]]:
+    return {n: facts(train(world, [n])[0]) for n in range(len(RUNS))}
+
+
+@pytest.fixture(autouse=True)
+def every_batch(monkeypatch):
+    monkeypatch.setattr("esper.growing.trainers.eager.TICK_SECONDS", -1.0)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(0, len(RUNS) - 1), min_size=1, max_size=6), st.integers(0, 99))
+def test_a_run_is_the_same_in_any_order_and_beside_any_neighbours(world, alone, numbers, noise):
+    torch.manual_seed(noise)
+    random.seed(noise)
+    np.random.seed(noise)
+    found = train(world, numbers)
+    assert [one.number for one in found] == numbers
+    assert all(facts(one) == alone[one.number] for one in found)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, len(RUNS) - 1), st.lists(st.integers(0, 6), max_size=3))
+def test_a_run_is_the_same_from_its_checkpoints(world, alone, tmp_path_factory, number, stops):
+    home = tmp_path_factory.mktemp("stops")
+    trained, batches = 0, RUNS[number][0].batches
+    for stop in stops:
+        (found,) = train(world, [number], stop, home)
+        if found.trained == batches:
+            break
+        assert found.trained == trained + stop + 1 or not found.finite
+        trained = found.trained
+    (found,) = train(world, [number], home=home)
+    assert facts(found) == alone[number]
+
+
+def test_runs_side_by_side_batch_by_batch_are_the_same(world, alone):
+    """As a trainer does that takes turns."""
+    programs = [Program(job(world, n), world[0]) for n in range(len(RUNS))]
+    while not all(one.done for one in programs):
+        for one in programs:
+            if not one.done:
+                one.run_eager()
+    for number, one in enumerate(programs):
+        assert facts(one.outcome(EagerTrainer(world[0]).how())) == alone[number]
+
+
+def test_another_seed_or_recipe_gives_other_weights(alone):
+    assert alone[0] != alone[4], "same recipe, another seed"
+    assert len({str(one) for one in alone.values()}) == len(RUNS)
+
+
+def test_a_run_that_diverges_ends_and_has_no_score(alone):
+    trained, finite, score, *_ = alone[3]
+    assert (trained, finite, score) == (2, False, "nan")
+
+
+def test_the_users_generators_are_left_as_they_were(world):
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    wanted = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+    train(world, [0])
+    assert (torch.rand(1), random.random(), np.random.rand()) == wanted
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def test_the_key_holds_all_that_a_run_depends_on_and_nothing_else():
+    one = row(3, 0.5)
+    for same in ({"number": 9}, {"rung": 4}, {"parent": 1}, {"score": 0.1}, {"origin": "width"}):
+        assert replace(one, **same).key == one.key
+    faster = replace(one.recipe, lr=0.5)
+    for other in ({"variant": 1}, {"topology": ("mlp", "")}, {"recipe": faster}, {"seed": 1},
+                  {"start": 0}):  # fmt: skip
+        assert replace(one, **other).key != one.key
+
+
+def test_a_table_adds_up():
+    rows = (
+        row(0, 0.5, cost=1.0, trained=100),
+        row(1, 0.5, cost=2.5, trained=10, status="cut", rung=1),
+        row(2, math.nan, cost=4.0, trained=0, status="planned", rung=1),
+    )
+    table = Table(rows)
+    assert table.compute == 125.0
+    assert table.rungs == 2
+    assert Table().rungs == 0
+    assert [one.number for one in table.open_rows()] == [1, 2]
+    assert [one.number for one in finished(rows)] == [0]
+    assert [one.ended for one in rows] == [True, True, False]
+    lower: Row = replace(rows[0], lower_is_better=True)
+    assert (rows[0].merit, lower.merit) == (0.5, -0.5)
+    assert (known(0.5), known(math.nan)) == (0.5, -math.inf)
