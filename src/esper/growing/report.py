@@ -291,7 +291,7 @@ def _cost(result: GrowResult) -> list[Markup]:
     minutes, seconds = divmod(round(record.seconds), 60)
     samples = record.runs * info.length * info.batch_size
     rows = [
-        ("training compute", f"{record.runs:.2f} training runs of your model{_limit(info)}"),
+        ("training compute", f"{record.runs:.2f}{_limit(info)} training runs of your model"),
         ("time", f"{minutes} min {seconds} s" if minutes else f"{record.seconds:.1f} s"),
         ("device", info.device),
         ("search", record.ended or ("came to its end" if record.complete else "interrupted")),

@@ -160,6 +160,8 @@ class GrowResult:
                 f"esper.grow(..., resume={str(path)!r})"
             )
         record = read_record(ResultRecord, read_document(path / RESULT), str(path / RESULT))
+        if record.pick not in {one.number for one in (*record.networks, record.host)}:
+            raise EsperError(f"{path / RESULT} is damaged: its pick {record.pick} is no network")
         stored = StoredNetworks(path, info, model, trust)
         return GrowResult(
             record,

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from esper.karn.tui.app import EsperTUI
-from esper.karn.views import RunState, list_runs
+from esper.karn.tui.runs_table import _row
+from esper.karn.views import RunState, list_runs, run_summary
 from esper.leyline.text import visible
 from esper.scripts import report, runs, show
 from esper.storage.sealed_json import seal
@@ -104,6 +105,15 @@ def test_a_cut_parquet_part_is_one_line(two, ppo):
         status, _, errors = printed(main, str(two / BAD))
         assert (status, errors.count("\n")) == (2, 1)
         assert str(part) in errors
+
+
+def test_a_result_that_picks_no_network_or_spent_without_end_is_shown_or_refused(two):
+    changed(two / "grown", "result.json", lambda it: it.update(pick=99, runs="Infinity"))
+    assert states(two)["grown"] is RunState.FINISHED
+    status, _, errors = printed(report.main, str(two / "grown"))
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "its pick 99 is no network" in errors
+    assert "finished" in str(_row(run_summary(two / "grown")))
 
 
 def test_the_terminal_interface_lists_a_broken_run_and_the_others(two):

@@ -85,9 +85,11 @@ def count(value: float | None) -> str:
 def amount(value: float) -> str:
     """A number without needless decimals.
 
-    >>> amount(3.0), amount(2.866)
-    ('3', '2.87')
+    >>> amount(3.0), amount(2.866), amount(math.inf)
+    ('3', '2.87', '-')
     """
+    if not math.isfinite(value):
+        return UNKNOWN
     return f"{value:.0f}" if value == int(value) else f"{value:.2f}"
 
 
