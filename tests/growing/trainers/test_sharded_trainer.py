@@ -186,15 +186,15 @@ class Odd(nn.Module):
         self.dropping = nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(8, 8))
         self.tied, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
         self.other.weight = self.tied.weight
-        self.half, self.never = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.never.weight = self.half.weight
+        self.lender, self.never = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.never.weight = self.lender.weight
         self.attention = nn.MultiheadAttention(8, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.twice(self.twice(self.plain(x.to(self.plain.weight.dtype))))
         x = x @ self.read.weight + self.read(x)
         x = self.dropping(self.changing(x))
-        return self.half(self.other(self.tied(self.attention(x, x, x)[0])))
+        return self.lender(self.other(self.tied(self.attention(x, x, x)[0])))
 
 
 def test_units_are_called_once_and_keep_their_parameters_to_themselves():
