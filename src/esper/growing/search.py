@@ -127,22 +127,27 @@ class Search:
         self.table = replace(table, ended="")
         self._forgotten = [row.number for row in finished(table.rows) if not row.saved]
         self._forget()
-        with self._stop.noted():
+        with self._stop.noted(), self._ranks.interruptible():
             while not self._over():
                 rows = [row for row in self.table.open_rows() if self._affords(row)]
                 if not rows and not self._add(self._propose()):
                     break
                 elif rows:
                     self._train(rows)
-        complete = not self._stop.asked or self._out_of_time()
+        complete = not self._asked or self._out_of_time()
         if complete and not self.table.ended:
             self.table = replace(self.table, ended="the time is over")
         self._save()
         self._drop_forgotten()
         return complete
 
+    @property
+    def _asked(self) -> bool:
+        """Whether somebody asked to stop; several ranks have to agree on it."""
+        return self._stop.asked if self._ranks.size == 1 else self._ranks.stopped
+
     def _over(self) -> bool:
-        return self._stop.asked or self._out_of_time()
+        return self._asked or self._out_of_time()
 
     def _out_of_time(self) -> bool:
         return bool(self.table.rows) and self.clock.left <= 0
@@ -205,7 +210,7 @@ class Search:
         self._observer.on_rung(self)
         self._save()
         self._drop_forgotten()
-        if not self._stop.asked or not self.table.open_rows():
+        if not self._asked or not self.table.open_rows():
             self._ranks.on_first(self._observer.on_saved)
 
     def _jobs(self, rows: Sequence[Row]) -> Iterator[Job]:
@@ -220,7 +225,7 @@ class Search:
 
     def _tick(self, running: Sequence[Running]) -> bool:
         self._observer.on_tick(self, running)
-        return self._over()
+        return self._stop.asked or self._over()
 
     def _record(self, outcome: Outcome) -> None:
         """Write what became of a run into the table, its weights before that."""

@@ -55,7 +55,7 @@ class Update:
         else:
             self._adamw(params, grads)
 
-    def _adamw(self, params: list[nn.Parameter], grads: list[Any]) -> None:
+    def _adamw(self, params: list[Any], grads: list[Any]) -> None:
         states = [self.state.get(param) or self._fresh(param) for param in params]
         steps = [state["step"] for state in states]
         torch._foreach_add_(steps, 1)
@@ -65,7 +65,7 @@ class Update:
             eps=EPSILON, amsgrad=False, maximize=False,
         )  # fmt: skip
 
-    def _sgd(self, params: list[nn.Parameter], grads: list[Any]) -> None:
+    def _sgd(self, params: list[Any], grads: list[Any]) -> None:
         fresh = [param not in self.state for param in params]
         buffers = [(self.state.get(p) or self._fresh(p))["momentum_buffer"] for p in params]
         torch._fused_sgd_(
