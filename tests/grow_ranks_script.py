@@ -65,7 +65,7 @@ def main(out: Path, case: str, executor: str) -> None:
         widths=(),
         slots=2,
         device="cpu",
-        executor=executor,  # type: ignore[arg-type]
+        executor=executor,
         folder=out / "runs",
         verbose=False,
         resume=resume,

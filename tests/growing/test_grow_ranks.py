@@ -60,7 +60,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory) -> dict[str, Any]:
-    return grown(tmp_path_factory.mktemp("alone"), "class", "loop")
+    return grown(tmp_path_factory.mktemp("alone"), "class", "auto")
 
 
 def test_two_ranks_find_what_one_process_finds(tmp_path, alone):
@@ -74,14 +74,14 @@ def test_two_ranks_find_what_one_process_finds(tmp_path, alone):
 def test_all_ranks_start_from_the_weights_of_rank_0(tmp_path):
     """An instance has other weights on every rank, unless a script seeds them alike."""
     (one := tmp_path / "one").mkdir()
-    assert_same(grown(tmp_path, "instance", "sharded"), grown(one, "instance", "loop"))
+    assert_same(grown(tmp_path, "instance", "sharded"), grown(one, "instance", "auto"))
 
 
 def test_a_stopped_search_resumes_with_and_without_ranks(tmp_path, alone):
     stopped = grown(tmp_path, "stopped", "sharded")
     assert not stopped["complete"]
     assert told(tmp_path, "sharded", 1)["networks"] == stopped["networks"]
-    resumed = grown(tmp_path, "resumed", "loop")
+    resumed = grown(tmp_path, "resumed", "auto")
     assert_same(resumed, alone)
 
 
