@@ -27,11 +27,13 @@ from captured_support import (
 from esper.growing.trainers import captured, lanes
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
+from esper.growing.trainers.draws import KeyedDraws
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
 from esper.growing.trainers.kind import PLAIN, kind_key
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.program import Program
+from esper.kasmina.random_layers import Site
 from esper.leyline.errors import EsperError
 
 TASK = make_task(table_data())
@@ -226,7 +228,7 @@ class Endless:
     def __init__(self) -> None:
         self.opened = 0
 
-    def batches(self, epoch: int = 0):
+    def epoch(self, epoch: int = 0):
         self.opened += 1
         generator = torch.Generator().manual_seed(epoch)
         while True:
@@ -234,19 +236,27 @@ class Endless:
             yield x, x[:, :3].argmax(1)
 
 
-def test_runs_read_a_stream_together(tmp_path):
-    def train(jobs):
-        source = Endless()
-        reader = StreamReader(source, TASK.inputs, 0, CPU)
-        task = replace(TASK, train=reader)
-        return train_all(CapturedTrainer(task, lanes=2, machine=StandIn()), jobs), source
+def train_on_stream(jobs, **settings):
+    source = Endless()
+    task = replace(TASK, train=StreamReader(source, TASK.inputs, 0, CPU))
+    trainer = CapturedTrainer(task, lanes=2, machine=StandIn(), **settings)
+    return train_all(trainer, jobs), source.opened
 
+
+def test_runs_read_a_stream_together(tmp_path):
     jobs = jobs_of(tmp_path, (mlp, with_dropout), count=4)
-    alone, _ = train(jobs[1:2])
-    together, source = train(jobs)
+    alone, _ = train_on_stream(jobs[1:2])
+    together, opened = train_on_stream(jobs)
     assert {outcome.how.trainer for outcome in together.values()} == {"captured"}
     assert digest(together[1]) == digest(alone[1])
-    assert source.opened <= 3  # for two trials, and for all runs
+    assert opened <= 3  # for two trials, and for all runs
+
+
+def test_a_run_does_not_join_those_that_are_further_in_the_stream(tmp_path):
+    jobs = [make_job(mlp, i, tmp_path, batches=n) for i, n in enumerate((20, 60, 20))]
+    found, opened = train_on_stream(jobs, most=2)
+    assert sorted(found) == [0, 1, 2]
+    assert opened <= 4
 
 
 def test_sgd_is_replayed_as_it_is_eager(tmp_path):
@@ -314,6 +324,24 @@ def test_a_diverging_run_ends_alone(tmp_path):
     assert all(digest(found[number]) == expected for number, expected in kept.items())
     eager = train_all(EagerTrainer(TASK), [nan])[2]
     assert (eager.trained, eager.finite) == (found[2].trained, False)
+
+
+def test_a_run_ends_where_its_loss_was_not_finite_whatever_was_queued_since(tmp_path):
+    program = Program(make_job(mlp, 0, tmp_path), TASK)
+    program.trained = 30
+    program.note_loss(10, float("nan"))
+    program.note_loss(20, 1.0)
+    assert (program.trained, program.finite, len(program.curve)) == (10, False, 1)
+
+
+def test_dropout_draws_anew_in_every_batch():
+    draws = KeyedDraws(3, Site("network"), CPU)
+
+    def mask(number: int | Tensor) -> list[bool]:
+        with draws.batch(number):
+            return nn.functional.dropout(torch.ones(64), 0.5).bool().tolist()
+
+    assert mask(4) == mask(torch.tensor([4])) != mask(5)
 
 
 class Explodes(Own):
@@ -393,8 +421,8 @@ def test_at_most_24_at_a_time_and_jobs_are_taken_as_there_is_room(tmp_path):
 
 def test_a_stop_saves_and_judges_what_is_under_way_and_resume_is_bitwise(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "TICK_SECONDS", 0.0)
-    monkeypatch.setattr(lanes, "MAX_BURST", 2)
-    jobs = jobs_of(tmp_path, (mlp, with_dropout), count=3, batches=30)
+    monkeypatch.setattr(lanes, "MAX_BURST", 1)  # stops between points of the curve
+    jobs = jobs_of(tmp_path, (mlp, with_dropout), count=3, batches=60)
     expected = {job.number: reference(job) for job in jobs}
     calls = []
 
@@ -404,7 +432,7 @@ def test_a_stop_saves_and_judges_what_is_under_way_and_resume_is_bitwise(tmp_pat
 
     cut = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs, stop)
     assert sorted(cut) == [0, 1, 2]
-    assert all(0 < outcome.trained < 30 for outcome in cut.values())
+    assert all(0 < outcome.trained < 60 for outcome in cut.values())
     assert all(job.checkpoint.exists() for job in jobs)
     resumed = train_all(CapturedTrainer(TASK, lanes=3, machine=StandIn()), jobs[::-1])
     assert {number: digest(outcome) for number, outcome in resumed.items()} == expected
