@@ -7,8 +7,8 @@
 Each model is built with random weights, without downloads, for 10 classes and the smallest images
 it takes. It goes the way of `esper.grow`: model, data and loss are checked, slots are found, sizes
 and compute are measured. Then a seed is planted in every slot, all weights train on one batch, and
-the network comes back as a plain module, whose outputs must equal those of the member. A failure is
-one line in the table; `--out` gets all of it as JSON.
+the network comes back as a plain module, whose outputs must equal those of the one that trained. A
+failure is one line in the table; `--out` gets all of it as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,10 +36,10 @@ from esper.growing.data import read_data
 from esper.growing.problem import limit_blueprints, make_problem
 from esper.growing.progress import ProgressPrinter
 from esper.growing.run import GrowRun
+from esper.growing.runs import Recipe
 from esper.growing.settings import GrowSettings
-from esper.growing.training import BracketTrainer
-from esper.kasmina.tracing import plain_model
-from esper.leyline.compute import ExecutorName
+from esper.growing.trainers.job import Job
+from esper.kasmina.tracing import carry_weights, finished_model
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import format_error
 from esper.scripts.cli.command import run_command
@@ -50,7 +49,7 @@ SAMPLES: Final = 4
 SEQUENCE: Final = 16
 VOCABULARY: Final = 64
 MOST_DIFFERENCE: Final = 1e-3
-"""Between outputs of member and plain module, relative to the largest output."""
+"""Between outputs of the network that trained and the plain module, relative to the largest."""
 SIZES: Final = {"inception_v3": 299, "maxvit_t": 224}
 """Images smaller than that are refused by the model."""
 SMALL: Final = 64
@@ -72,8 +71,6 @@ class TryModels:
     """Models to try; none: all."""
     device: str = "auto"
     """Where networks are trained."""
-    executor: ExecutorName = "auto"
-    """How members are computed."""
     seconds: float = 120.0
     """Time limit for each model."""
     jobs: int = 1
@@ -92,7 +89,7 @@ class Outcome:
     topology: str = ""
     traced: str = ""
     """How it runs: as a graph, with modules kept whole, or by hooks."""
-    executor: str = ""
+    trainer: str = ""
     seed: str = ""
     difference: float = float("nan")
     seconds: float = 0.0
@@ -235,24 +232,22 @@ def _grown(name: str, given: Candidate, config: TryModels) -> Outcome:
         epochs=1,
         optimizer="sgd",
         device=config.device,
-        executor=config.executor,
     )
     printer = ProgressPrinter(False, None)
     with printer.logged():
         run = _prepared(given, settings, printer)
-        trainer = _train_planted(run)
-        difference = _export_difference(run, trainer, given.inputs)
+        difference, trainer = _trained_difference(run, given.inputs)
     if not difference <= MOST_DIFFERENCE:
-        raise EsperError(f"the plain module differs from the member by {difference:.1e}")
-    trace = run.problem.trace
+        raise EsperError(f"the plain module differs from what was trained by {difference:.1e}")
+    trace, base = run.problem.trace, run.networks.base
     whole = f"{len(trace.untraced)} whole" if trace.untraced else "graph"
     return Outcome(
         name,
-        run.variants[0].space.costs.host_params,
+        base.size(base.bare).params,
         len(trace.slots),
         trace.topology,
         f"hooks: {trace.hooked}" if trace.hooked else whole,
-        run.builder.config.executor,
+        trainer,
         trace.blueprints[0],
         difference,
     )
@@ -266,34 +261,40 @@ def _prepared(given: Candidate, settings: GrowSettings, printer: ProgressPrinter
     names = problem.trace.blueprints
     chosen = next((name for name in PREFERRED if name in names), names[-1])
     problem = replace(problem, trace=limit_blueprints(problem.trace, [chosen]))
-    run = GrowRun(problem, settings, Budget(host_runs=1), printer)
-    run.prepare(probe=False)
+    run = GrowRun(problem, settings, Budget(host_runs=1), printer, time.monotonic())
+    run.prepare()
     return run
 
 
-def _train_planted(run: GrowRun) -> BracketTrainer:
-    """Plant a seed in all slots that it fits, and train all weights on one batch."""
-    space, population = run.variants[0].space, run.builder([0])
-    trainer = BracketTrainer(population, space, run.batches, 1, run.rates, run.builder.autocast)
-    trainer.plant([next(iter(space.uniform()))])
-    trainer.train(1)
-    _, loss_E = trainer.validate(run.val)
-    if not np.isfinite(loss_E).all():
-        raise EsperError(f"loss {loss_E[0]} after one step")
-    return trainer
+def _trained_difference(run: GrowRun, inputs: Tensor) -> tuple[float, str]:
+    """Plant a seed in all slots that it fits, train all weights on one batch, and finish it.
 
-
-def _export_difference(run: GrowRun, trainer: BracketTrainer, inputs: Tensor) -> float:
-    """Largest difference of outputs of the plain module and the member, relative."""
-    population = trainer.population
-    plain = plain_model(run.problem.trace, population.member(0)).to(run.device)
+    Largest difference of outputs of the plain module and the network that trained, relative; and
+    the trainer.
+    """
+    base, trace = run.networks.base, run.problem.trace
+    topology = tuple(next(iter(base.options(slot)), "") for slot in range(len(trace.slots)))
+    size = run.full.batch_size
+    recipe = Recipe(run.optimizer, RATES[0], run.weight_decay, 1.0, size, 1)
+    job = Job(0, lambda: base.build(topology, 0), recipe, 0)
+    try:
+        (outcome,) = run.trainer.train(iter([job]), lambda _: False)
+    finally:
+        run.trainer.close()
+    if not outcome.finite:
+        raise EsperError(f"loss {outcome.loss} after one step")
+    trained, copied = base.build(topology, 0), base.build(topology, 0)
+    for network in (trained, copied):
+        carry_weights(network, outcome.weights)
+    plain = finished_model(copied).to(run.device)
     if any(type(part).__module__.startswith("esper.") for part in plain.modules()):
         raise EsperError("the plain module holds a module of Esper")
     x = inputs.to(run.device)
+    trained.to(run.device).eval()
     with torch.no_grad():
-        expected = population.forward(run.problem.trace.inputs.pack(x)[None])[0]
-        out = plain(x)
-    return float((out - expected).abs().max() / expected.abs().max())
+        expected = run.task.outputs(trained, trace.inputs.values(x))
+        out = run.task.outputs(plain, trace.inputs.values(x))
+    return float((out - expected).abs().max() / expected.abs().max()), outcome.how.trainer
 
 
 @contextmanager
@@ -352,7 +353,7 @@ def _row(outcome: Outcome) -> str:
         return f"{head}FAILS  {outcome.error}"
     return (
         f"{head}{outcome.params:>12,} params  {outcome.slots} {outcome.topology:<11} "
-        f"{outcome.executor:<5} {outcome.seed:<12} {outcome.difference:.0e}  "
+        f"{outcome.trainer:<8} {outcome.seed:<12} {outcome.difference:.0e}  "
         f"{outcome.traced}"
     )
 

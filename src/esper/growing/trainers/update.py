@@ -45,7 +45,7 @@ class Update:
         params = [param for param in self.params if param.grad is not None]
         if not params:
             return
-        grads = [param.grad for param in params]
+        grads: list[Any] = [param.grad for param in params]
         if self._clip and not clipped:
             norms = torch._foreach_norm(grads)
             total = torch.linalg.vector_norm(torch.stack(norms))
