@@ -77,21 +77,11 @@ def grow(
         batch_size, columns, stream, output, class_weights, label_smoothing, device, executor, amp,
         clip)  # fmt: skip
     check_sources(sources)
-    ranks = ranks_of(executor, device)
+    jobs, ranks = JobSettings(on=on), ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
         run = prepare_run(
-            model,
-            train,
-            val,
-            test,
-            budget,
-            settings,
-            printer,
-            sample_weights,
-            ranks,
-            began,
-            JobSettings(on=on),
+            model, train, val, test, budget, settings, printer, sample_weights, ranks, began, jobs
         )
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
