@@ -29,7 +29,7 @@ from esper.leyline.streams import stream_seed
 
 Policy = Literal["ladder", "random"]
 """`random`: networks, rates and lengths drawn at random, to compare with."""
-SHARES: Final = {1: 0.2, 2: 0.35, 3: 0.5}
+SHARES: Final = {1: 0.15, 2: 0.25, 3: 0.7}
 """Share of what is left of the budget that a rung may spend; later ones: all of it."""
 DIVISORS: Final = {1: 9, 2: 3}
 """Length of a full run over that of a rung's; later ones: 1."""
@@ -37,7 +37,7 @@ LEAST_BATCHES: Final = 12
 """Runs are not shorter than this, unless a full one is."""
 KEPT: Final = 3
 """One of so many of a rung goes on to the next."""
-LARGEST_SHARE: Final = 0.5
+LARGEST_SHARE: Final = 0.65
 """A run may cost this share of what is left of the budget when it is trained in full."""
 MOST_RUNS: Final = 48
 """Runs of a rung."""

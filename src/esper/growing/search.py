@@ -313,16 +313,19 @@ def judged(rows: Sequence[Row]) -> list[Row]:
 
 
 def frontier_numbers(rows: Sequence[Row]) -> set[int]:
-    """Numbers of the runs whose networks none dominates on validation."""
-    some = judged(rows)
+    """Numbers of the runs whose networks none dominates on validation.
+
+    Of networks of one size with the same score the one with the lowest loss is taken.
+    """
+    some = sorted(judged(rows), key=lambda row: known(-row.loss), reverse=True)
     score_N = np.array([row.merit for row in some])
     size_N = np.array([float(row.params) for row in some])
     return {some[index].number for index in pareto(score_N, size_N)} if some else set()
 
 
 def control_numbers(rows: Sequence[Row]) -> set[int]:
-    """Number of the best run of the model as given; of a longest one, if it was trained in full."""
+    """Number of the best run of the model as given, by score, then by loss."""
     given = [row for row in rows if row.ended and row.origin == "given"]
     done = finished(given) or given
-    best = max(done, key=lambda row: (known(row.merit), row.recipe.batches), default=None)
+    best = max(done, key=lambda row: (known(row.merit), known(-row.loss)), default=None)
     return set() if best is None else {best.number}
