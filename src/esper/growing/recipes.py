@@ -22,8 +22,11 @@ EPOCHS: Final = (4, 80)
 BATCH_SIZES: Final = (16, 128)
 LONGER: Final = 9
 """Times its usual length that a run may take, if there is time and length pays."""
-FULL_RUNS: Final = 16
-"""Full training runs that a time limit must leave room for, before runs are made shorter."""
+FULL_RUNS: Final = 2.5
+"""Full training runs, one after the other, that a time limit must leave room for, before runs are
+made shorter: few networks in full are worth more than many in part."""
+CAPTURED: Final = 3.0
+"""How many times faster a run is captured on a GPU than in a probe, at least."""
 
 
 @dataclass(frozen=True, slots=True)

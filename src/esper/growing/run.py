@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.device.memory import free_bytes
+from esper.device.rng import forked_rng
 from esper.device.selection import parse_device
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.clock import SPEED, Clock
@@ -28,6 +29,7 @@ from esper.growing.problem import Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks
 from esper.growing.recipes import (
+    CAPTURED,
     FULL_RUNS,
     LONGER,
     Length,
@@ -62,6 +64,7 @@ DATA_SHARE: Final = 0.3
 """Share of the free memory of a device that data may take there."""
 TRAINED: Final = 0.2
 """An instance whose score exceeds the best constant's by this share of what is left is trained."""
+PROBE_BATCHES: Final = 5
 PROBE_SECONDS: Final = 0.25
 """How long the speed of the model is measured, before a search with a limit on time."""
 
@@ -155,8 +158,17 @@ class GrowRun:
     def _probe(self) -> float:
         """Seconds of a batch of the model, after the first ones."""
         base, seed = self.networks.base, self.settings.seed
-        job = Job(0, lambda: base.build(base.bare, seed), self._recipe(self.full), seed)
-        program = Program(job, self.task)
+        recipe = self._recipe(self.full)
+        if self.ranks.size > 1:  # it may not fit into the memory of one
+            recipe = replace(recipe, batches=min(recipe.batches, PROBE_BATCHES))
+        job = Job(0, lambda: base.build(base.bare, seed), recipe, seed)
+        if self.ranks.size > 1:
+            (found,) = self.trainer.train(iter([job]), lambda _: False)
+            return found.seconds / max(1, found.trained)
+        with forked_rng(0, self.device):
+            return self._timed(Program(job, self.task))
+
+    def _timed(self, program: Program) -> float:
         for _ in range(2):
             program.run_eager()
         began, count = time.monotonic(), 0
@@ -165,18 +177,13 @@ class GrowRun:
             count += 1
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)  # SYNC: before the search
-        return (time.monotonic() - began) / count
+        return (time.monotonic() - began) / count / (CAPTURED if self.device.type == "cuda" else 1)
 
     def _in_time(self, seconds: float) -> Length:
         """The length of full runs for which there is time."""
         left = 0.85 * (seconds - (time.monotonic() - self._began))
-        possible = left * self.trainer.speedup / (self.each * FULL_RUNS)
-        batches = max(1, int(possible))
-        if batches >= self.full.batches:
-            return self.full
-        # One run of the model in full comes first, as long as it takes less than a third.
-        alone = int(left / (3.0 * self.each))
-        return self.full.cut(max(1, min(self.full.batches, max(batches, min(alone, 3 * batches)))))
+        batches = max(1, int(left / (self.each * FULL_RUNS)))
+        return self.full if batches >= self.full.batches else self.full.cut(batches)
 
     @property
     def trainer(self) -> Trainer:

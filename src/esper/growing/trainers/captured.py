@@ -169,8 +169,6 @@ def _stored(task: Task, free: int) -> Task:
 class CapturedTrainer:
     """Many runs at a time on one GPU."""
 
-    speedup = 6.0
-
     def __init__(
         self,
         task: Task,

@@ -23,8 +23,6 @@ SAVE_SECONDS: Final = 60.0
 class EagerTrainer:
     """One run after the other."""
 
-    speedup = 1.0
-
     def __init__(self, task: Task) -> None:
         self.task = task
         self._kinds = Kinds(task) if task.device.type == "cuda" else None

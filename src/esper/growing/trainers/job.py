@@ -65,9 +65,6 @@ Tick = Callable[[Sequence[Running]], bool]
 class Trainer(Protocol):
     """Trains runs, as many at a time as it can."""
 
-    speedup: float
-    """About how many times faster it is than one run after the other."""
-
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs, which are taken as there is room, and yield them as they end.
 

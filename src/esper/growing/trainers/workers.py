@@ -55,8 +55,6 @@ TRIES: Final = 3
 """How often a run is started whose worker dies, and a worker that dies before it has one."""
 START_SECONDS: Final = 10.0
 """After so many seconds a search that may take any time is given workers."""
-WORTH: Final = 0.8
-"""Of a worker, relative to a process alone: they share caches and memory."""
 WORTH_SECONDS: Final = 20.0
 """Searches that are shorter end before workers have paid for their start."""
 
@@ -158,8 +156,6 @@ class WorkerTrainer:
         self._after, self._began = after, math.inf
         self._own_metric = self._form is not None and shipped(task.metric) is None
         self._forms = Forms(task)
-        each = 0.0 if self._form is None else WORTH
-        self.speedup = float(self._trains) + each * self._count
         self._workers: dict[int, _Worker] = {}
         self._block: IO[bytes] | None = None
         self._tries: Counter[int] = Counter()
