@@ -17,9 +17,10 @@ from typing import IO, Any, Final
 import torch
 from torch import nn
 
+from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS, EagerTrainer
+from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from esper.growing.trainers.messages import (
     Assignment,
@@ -152,7 +153,8 @@ class WorkerTrainer:
         self._transport = ProcessTransport() if transport is None else transport
         self._form, self.note = task_form(task)
         """Why runs are trained in this process alone; empty: they are not."""
-        self._eager = EagerTrainer(task)
+        if task.device.type == "cpu":
+            keep_freed_memory()  # activations of one batch are those of the next
         self._after, self._began = after, math.inf
         self._own_metric = self._form is not None and shipped(task.metric) is None
         self._forms = Forms(task)
