@@ -172,6 +172,7 @@ class Disk:
         self._write(lambda: self.weights.__setitem__(number, dict(weights)))
 
     def drop_weights(self, number: int) -> None:
+        assert not self.table.rows[number].saved, "a kill now, and a resume would look for them"
         self._write(lambda: self.weights.pop(number, None))
 
     def checkpoint(self, number: int) -> Path:

@@ -402,7 +402,7 @@ def test_what_is_printed_is_the_metric_of_the_networks_over_the_whole_part(
         assert network.test_score == pytest.approx(test, abs=1e-5)
         assert network.record.test_se > 0
     best = min if metric == "mae" else max
-    every = [one.score for one in result.search_state().candidates if one.finished]
+    every = [row.score for row in result.table().rows if row.ended]
     assert result.best.val_score == best(every)
     assert result.pick(params=10**9).val_score == result.best.val_score
     name = "r2" if metric == "auto" else getattr(metric, "__name__", metric)

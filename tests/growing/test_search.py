@@ -229,11 +229,13 @@ def test_a_cut_run_makes_no_weights_dispensable(tmp_path):
             return replace(found, score=0.99) if found.trained < job.recipe.batches else found
 
     watcher, disk = Watcher(), Disk(tmp_path)
-    watcher.on_batch = interrupt_after(28)
+    watcher.on_batch = interrupt_after(45)
     make_search(disk, watcher=watcher, trainer=Flattering()).run(Table())
-    assert any(one.status == "cut" and one.score == 0.99 for one in disk.read().rows)
+    assert frontier_numbers(disk.read().rows) == {7}, "the narrowest at another rate, cut"
+    assert disk.read().rows[7].status == "cut"
     search = make_search(disk, runs=1.2)
     search.run(disk.read())
+    assert len(frontier_numbers(search.table.rows)) > 2
     assert frontier_numbers(search.table.rows) <= set(disk.weights)
 
 
@@ -326,6 +328,21 @@ def test_a_grown_network_starts_from_its_parents_weights(tmp_path):
     assert starts == {one.number: 0 for one in grown}
 
 
+def test_weights_that_an_open_run_starts_from_are_kept(tmp_path):
+    """Though others are better for their size by now."""
+    disk = Disk(tmp_path, weights={number: {"w": torch.tensor(number)} for number in range(3)})
+    parent = row(1, 0.5, origin="seeds", topology=("mlp", ""), params=140)
+    better = row(2, 0.9, origin="width", variant=1, params=50)
+    grown = replace(
+        parent, number=3, status="planned", trained=0, start=1, topology=("mlp", "norm"),
+        origin="grown", score=math.nan, saved=False,
+    )  # fmt: skip
+    search = make_search(disk, runs=30.0)
+    search.run(Table((row(0, 0.4), parent, better, grown)))
+    assert search.table.rows[3].status == "finished"
+    assert 1 not in disk.weights, "not needed any more"
+
+
 # ---- time ----------------------------------------------------------------------------------------
 
 
@@ -357,6 +374,27 @@ def test_a_time_limit_is_kept_and_used(tmp_path, limit):
     assert trainer.now >= 0.75 * limit or "nothing" in search.table.ended
 
 
+def test_no_run_starts_that_cannot_end_in_time(tmp_path):
+    """Each is looked at when its turn comes, not when the rung was proposed."""
+    started = []
+
+    class Looking(Ticking):
+        def _run(self, job, tick):
+            started.append(job.number == 0 or clock.fits(search.table.rows[job.number]))
+            return super()._run(job, tick)
+
+    trainer = Looking()
+    trainer.score = lambda one: quality(one)
+    clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0, 0.1)
+    search = make_search(Disk(tmp_path), runs=math.inf, trainer=trainer, clock=clock)
+    slow = [replace(one, cost=1.0) for one in (row(n, status="planned", trained=0,
+            recipe=replace(RECIPE, lr=0.001 * n)) for n in range(1, 12))]  # fmt: skip
+    first = row(0, status="planned", trained=0)
+    search.run(Table((first, *slow)))
+    assert len(started) > 3
+    assert all(started)
+
+
 def test_time_that_is_over_judges_what_there_is_and_a_resume_trains_nothing(tmp_path):
     trainer = Ticking()
     clock = Clock(lambda: trainer.now, 0.0, 5.0, 0.0, 1.0, 0.1)
@@ -372,9 +410,10 @@ def test_time_that_is_over_judges_what_there_is_and_a_resume_trains_nothing(tmp_
 
 def test_the_last_rung_is_reported_though_the_time_is_over(tmp_path):
     trainer, watcher = Ticking(), Watcher()
-    clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0, 0.1)
+    clock = Clock(lambda: trainer.now, 0.0, 5.0, 0.0, 1.0, 0.1)
     search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, watcher=watcher)
-    assert watcher.saved[-1] == search.table.rungs - 1
+    assert search.table.ended == "the time is over"
+    assert watcher.saved == [0]
 
 
 # ---- limits and choices --------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 
@@ -225,11 +227,12 @@ def test_a_folder_keeps_the_run(tmp_path):
 
 
 def test_an_interrupted_fit_returns_the_best_so_far(monkeypatch):
-    def interrupt(self, search, field):
-        if field.batch >= 3:
-            raise KeyboardInterrupt
+    def interrupt(self, search, running):
+        if running[0].trained == 3:
+            os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(ProgressPrinter, "on_batch", interrupt)
+    monkeypatch.setattr(ProgressPrinter, "on_tick", interrupt)
+    monkeypatch.setattr("esper.growing.trainers.eager.TICK_SECONDS", -1.0)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         assert quick().fit(X, Y).predict(X).shape == Y.shape
 
