@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import esper
@@ -38,3 +39,10 @@ def same_weights(one: esper.GrowResult, other: esper.GrowResult) -> bool:
     """Whether both picks are the same, bit for bit."""
     a, b = one.model.state_dict(), other.model.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def tick_at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C and time limits take effect after any batch, however short batches are."""
+    for trainer in ("eager", "workers"):
+        monkeypatch.setattr(f"esper.growing.trainers.{trainer}.TICK_SECONDS", -1.0)
+    monkeypatch.setattr("esper.growing.trainers.workers.SLICE_SECONDS", 0.0)

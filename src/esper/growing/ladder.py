@@ -102,7 +102,8 @@ class Ladder:
         if rung > 3 and self._stalled(rows) >= PATIENCE:
             return [], f"nothing improved in {PATIENCE} rungs"
         wanted = self._fresh(self._proposals(rung, rows), rows)
-        chosen = self._affordable(wanted, cost, left, SHARES.get(rung, 1.0) * left)
+        share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
+        chosen = self._affordable(wanted, cost, left, share * left)
         if not chosen and rung < 4:
             # Too little for a choice among short runs: fewer networks, in full.
             chosen = self._affordable(

@@ -89,12 +89,14 @@ class _OwnRun:
         self._saved = time.monotonic()
 
     def advance(self, seconds: float) -> bool:
-        """Train for a moment; returns whether the run is over."""
+        """Train for a moment, a batch at least; returns whether the run is over."""
         program, began = self.program, time.monotonic()
         until, now = began + seconds, began
-        while not program.done and now < until:
+        while not program.done:
             program.run_eager()
             now = time.monotonic()
+            if now >= until:
+                break
         program.seconds += now - began
         if not program.done and now - self._saved > SAVE_SECONDS:
             program.save()
