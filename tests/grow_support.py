@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import esper
@@ -38,3 +39,12 @@ def same_weights(one: esper.GrowResult, other: esper.GrowResult) -> bool:
     """Whether both picks are the same, bit for bit."""
     a, b = one.model.state_dict(), other.model.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def every_batch(monkeypatch: pytest.MonkeyPatch, saves: bool = False) -> None:
+    """Trainers on a CPU look for Ctrl-C after every batch; `saves`: and write a checkpoint."""
+    for trainer in ("eager", "workers"):
+        monkeypatch.setattr(f"esper.growing.trainers.{trainer}.TICK_SECONDS", -1.0)
+        if saves:
+            monkeypatch.setattr(f"esper.growing.trainers.{trainer}.SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("esper.growing.trainers.workers.SLICE_SECONDS", 1e-9)
