@@ -218,6 +218,7 @@ def test_ctrl_c_marks_the_run_cut_and_no_batch_is_trained_twice(whole, tmp_path,
     twice = [key for key, times in Counter(trainer.trained).items() if times > 1]
     assert twice == []
     assert results(disk) == results(whole[1])
+    assert not list(disk.home.iterdir()), "no checkpoint is left"
 
 
 def test_a_cut_run_makes_no_weights_dispensable(tmp_path):
@@ -333,13 +334,17 @@ def test_weights_that_an_open_run_starts_from_are_kept(tmp_path):
     disk = Disk(tmp_path, weights={number: {"w": torch.tensor(number)} for number in range(3)})
     parent = row(1, 0.5, origin="seeds", topology=("mlp", ""), params=140)
     better = row(2, 0.9, origin="width", variant=1, params=50)
-    grown = replace(
-        parent, number=3, status="planned", trained=0, start=1, topology=("mlp", "norm"),
-        origin="grown", score=math.nan, saved=False,
-    )  # fmt: skip
+    other = replace(better, number=3, status="planned", trained=0, score=math.nan, saved=False)
+    grown = replace(other, number=4, variant=0, start=1, topology=("mlp", "norm"), origin="grown")
+    watcher = Watcher()
+    watcher.on_batch = interrupt_after(0)
+    early = make_search(disk, runs=30.0, watcher=watcher)
+    early.run(Table((row(0, 0.4), parent, better, other, grown)))
+    assert [one.status for one in early.table.rows[3:]] == ["cut", "planned"]
+    assert 1 in disk.weights
     search = make_search(disk, runs=30.0)
-    search.run(Table((row(0, 0.4), parent, better, grown)))
-    assert search.table.rows[3].status == "finished"
+    search.run(disk.read())
+    assert search.table.rows[4].status == "finished"
     assert 1 not in disk.weights, "not needed any more"
 
 
