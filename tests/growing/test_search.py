@@ -385,17 +385,18 @@ def test_no_run_starts_that_cannot_end_in_time(tmp_path):
 
     class Looking(Ticking):
         def _run(self, job, tick):
-            started.append(job.number == 0 or clock.fits(search.table.rows[job.number]))
+            now = search.table.rows[job.number]
+            started.append(0.9 * clock.predict(now) <= clock.left)
             return super()._run(job, tick)
 
     trainer = Looking()
-    trainer.score = lambda one: quality(one)
     clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0, 0.1)
+    clock.learn_speed(row(0), 0.1)
     search = make_search(Disk(tmp_path), runs=math.inf, trainer=trainer, clock=clock)
-    slow = [replace(one, cost=1.0) for one in (row(n, status="planned", trained=0,
-            recipe=replace(RECIPE, lr=0.001 * n)) for n in range(1, 12))]  # fmt: skip
-    first = row(0, status="planned", trained=0)
-    search.run(Table((first, *slow)))
+    recipes = [replace(RECIPE, lr=0.001 * number) for number in range(1, 12)]
+    planned = [row(number, status="planned", trained=0, recipe=recipe)
+               for number, recipe in enumerate(recipes, 1)]  # fmt: skip
+    search.run(Table((row(0), *planned)))
     assert len(started) > 3
     assert all(started)
 
