@@ -41,8 +41,10 @@ def same_weights(one: esper.GrowResult, other: esper.GrowResult) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def tick_at_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C and time limits take effect after any batch, however short batches are."""
+def every_batch(monkeypatch: pytest.MonkeyPatch, saves: bool = False) -> None:
+    """Trainers on a CPU look for Ctrl-C after every batch; `saves`: and write a checkpoint."""
     for trainer in ("eager", "workers"):
         monkeypatch.setattr(f"esper.growing.trainers.{trainer}.TICK_SECONDS", -1.0)
-    monkeypatch.setattr("esper.growing.trainers.workers.SLICE_SECONDS", 0.0)
+        if saves:
+            monkeypatch.setattr(f"esper.growing.trainers.{trainer}.SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("esper.growing.trainers.workers.SLICE_SECONDS", 1e-9)

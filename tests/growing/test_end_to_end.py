@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import esper
 from esper.growing.folder import read_table
 from esper.growing.trainers.program import Program
-from grow_support import runs_of, same_weights, tick_at_every_batch
+from grow_support import every_batch, runs_of, same_weights
 from tracker_support import stand_in
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
@@ -94,8 +94,7 @@ class Stop(BaseException):
 
 def test_a_killed_search_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
     """A checkpoint after every batch, killed in the middle of the first run."""
-    monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
-    tick_at_every_batch(monkeypatch)
+    every_batch(monkeypatch, saves=True)
     train, batches = Program.run_eager, []
 
     def killed(self):

@@ -156,7 +156,7 @@ def test_page_tells_everything_and_is_well_formed(tmp_path):
     assert all(a["scope"] in ("row", "col") for a in found.all("th"))
     assert len(found.all("caption")) == len(found.all("table")) > len(found.all("svg")) == 3
     assert found.words.index(RECORD.verdict) < found.words.index("Frontier")
-    for words in ("validation score is shown", "4.90 training runs of your model of 5",
+    for words in ("validation score is shown", "4.90 of 5",
                   "1 min 11 s", "cpu", "esper 0.1.0", "val: 20% of train", "esper export",
                   "params 1,000, host runs 5", "GrowResult.load"):  # fmt: skip
         assert words in found.words, words

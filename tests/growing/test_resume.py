@@ -14,7 +14,7 @@ from torch import nn
 import esper
 from esper.growing.folder import GrowFolder, read_table
 from esper.growing.trainers.program import Program
-from grow_support import runs_of, same_weights, tick_at_every_batch
+from grow_support import every_batch, runs_of, same_weights
 from support import refused
 
 X = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
@@ -131,7 +131,7 @@ def test_two_processes_cannot_share_a_run(whole):
 def test_ctrl_c_returns_the_best_so_far_and_the_run_resumes_bit_for_bit(tmp_path, monkeypatch):
     settings = {"budget": esper.Budget(host_runs=4), "epochs": 4, "widths": ()}
     whole = grow(tmp_path / "whole", **settings)
-    tick_at_every_batch(monkeypatch)
+    every_batch(monkeypatch)
     train, batches = Program.run_eager, list[tuple[int, int]]()
 
     def interrupted(self: Program) -> None:
@@ -153,12 +153,13 @@ def test_ctrl_c_returns_the_best_so_far_and_the_run_resumes_bit_for_bit(tmp_path
 
 
 def test_a_damaged_checkpoint_is_one_line(tmp_path, monkeypatch):
-    tick_at_every_batch(monkeypatch)
+    every_batch(monkeypatch)
     train = Program.run_eager
 
     def interrupted(self: Program) -> None:
         train(self)
-        os.kill(os.getpid(), signal.SIGINT)
+        if self.trained == 1:
+            os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
         patch.setattr(Program, "run_eager", interrupted)

@@ -218,6 +218,7 @@ def test_ctrl_c_marks_the_run_cut_and_no_batch_is_trained_twice(whole, tmp_path,
     twice = [key for key, times in Counter(trainer.trained).items() if times > 1]
     assert twice == []
     assert results(disk) == results(whole[1])
+    assert not list(disk.home.iterdir()), "no checkpoint is left"
 
 
 def test_a_cut_run_makes_no_weights_dispensable(tmp_path):
@@ -333,13 +334,17 @@ def test_weights_that_an_open_run_starts_from_are_kept(tmp_path):
     disk = Disk(tmp_path, weights={number: {"w": torch.tensor(number)} for number in range(3)})
     parent = row(1, 0.5, origin="seeds", topology=("mlp", ""), params=140)
     better = row(2, 0.9, origin="width", variant=1, params=50)
-    grown = replace(
-        parent, number=3, status="planned", trained=0, start=1, topology=("mlp", "norm"),
-        origin="grown", score=math.nan, saved=False,
-    )  # fmt: skip
+    other = replace(better, number=3, status="planned", trained=0, score=math.nan, saved=False)
+    grown = replace(other, number=4, variant=0, start=1, topology=("mlp", "norm"), origin="grown")
+    watcher = Watcher()
+    watcher.on_batch = interrupt_after(0)
+    early = make_search(disk, runs=30.0, watcher=watcher)
+    early.run(Table((row(0, 0.4), parent, better, other, grown)))
+    assert [one.status for one in early.table.rows[3:]] == ["cut", "planned"]
+    assert 1 in disk.weights
     search = make_search(disk, runs=30.0)
-    search.run(Table((row(0, 0.4), parent, better, grown)))
-    assert search.table.rows[3].status == "finished"
+    search.run(disk.read())
+    assert search.table.rows[4].status == "finished"
     assert 1 not in disk.weights, "not needed any more"
 
 
@@ -380,17 +385,18 @@ def test_no_run_starts_that_cannot_end_in_time(tmp_path):
 
     class Looking(Ticking):
         def _run(self, job, tick):
-            started.append(job.number == 0 or clock.fits(search.table.rows[job.number]))
+            now = search.table.rows[job.number]
+            started.append(0.9 * clock.predict(now) <= clock.left)
             return super()._run(job, tick)
 
     trainer = Looking()
-    trainer.score = lambda one: quality(one)
     clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0, 0.1)
+    clock.learn_speed(row(0), 0.1)
     search = make_search(Disk(tmp_path), runs=math.inf, trainer=trainer, clock=clock)
-    slow = [replace(one, cost=1.0) for one in (row(n, status="planned", trained=0,
-            recipe=replace(RECIPE, lr=0.001 * n)) for n in range(1, 12))]  # fmt: skip
-    first = row(0, status="planned", trained=0)
-    search.run(Table((first, *slow)))
+    recipes = [replace(RECIPE, lr=0.001 * number) for number in range(1, 12)]
+    planned = [row(number, status="planned", trained=0, recipe=recipe)
+               for number, recipe in enumerate(recipes, 1)]  # fmt: skip
+    search.run(Table((row(0), *planned)))
     assert len(started) > 3
     assert all(started)
 

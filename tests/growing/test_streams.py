@@ -22,7 +22,7 @@ from esper.growing.trainers import data as trainer_data
 from esper.growing.trainers.data import StreamReader
 from esper.growing.trainers.program import Program
 from esper.kasmina.tracing import trace_model
-from grow_support import runs_of, same_weights, tick_at_every_batch
+from grow_support import every_batch, runs_of, same_weights
 
 SAMPLES, BATCH = 50, 4
 X = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0))
@@ -139,8 +139,7 @@ class Stop(BaseException):
 def test_a_killed_search_of_a_stream_resumes_bit_for_bit(tmp_path, monkeypatch):
     whole = grow(tmp_path / "whole")
     assert "train: streamed" in "; ".join(whole.info.notes)
-    tick_at_every_batch(monkeypatch)
-    monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
+    every_batch(monkeypatch, saves=True)
     train, home = Program.run_eager, tmp_path / "killed"
 
     def killed(self: Program) -> None:

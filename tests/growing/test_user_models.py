@@ -17,7 +17,7 @@ from esper.growing.parts import map_inputs
 from esper.growing.problem import make_problem
 from esper.growing.settings import GrowSettings
 from esper.growing.trainers.program import Program
-from grow_support import runs_of, same_weights, tick_at_every_batch
+from grow_support import every_batch, runs_of, same_weights
 from hooked_models import HOOKED
 from support import refused
 from user_models import CASES, Case
@@ -122,7 +122,7 @@ def test_a_model_that_cannot_be_traced_is_grown(kind, tmp_path, capsys):
 
 def test_a_killed_search_by_hooks_resumes_bit_for_bit(tmp_path, monkeypatch):
     whole = grown_by_hooks("mlp", tmp_path / "whole", verbose=False)
-    tick_at_every_batch(monkeypatch)
+    every_batch(monkeypatch)
     train = Program.run_eager
 
     def interrupted(self):

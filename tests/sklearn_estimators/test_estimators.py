@@ -24,7 +24,7 @@ from torch import nn
 from esper.growing.progress import ProgressPrinter
 from esper.growing.recipes import WEIGHT_DECAY as DECAY_OF_GROW
 from esper.sklearn import GrowingClassifier, GrowingRegressor
-from grow_support import tick_at_every_batch
+from grow_support import every_batch
 from support import refused
 
 X, Y = (part[::3] for part in load_iris(return_X_y=True))
@@ -233,7 +233,7 @@ def test_an_interrupted_fit_returns_the_best_so_far(monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(ProgressPrinter, "on_tick", interrupt)
-    tick_at_every_batch(monkeypatch)
+    every_batch(monkeypatch)
     with pytest.warns(ConvergenceWarning, match="interrupted"):
         assert quick().fit(X, Y).predict(X).shape == Y.shape
 
