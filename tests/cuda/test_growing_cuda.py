@@ -1,4 +1,4 @@
-"""`esper.grow` on a GPU: captured batches train as eager ones, for every kind of layer it meets."""
+"""`esper.grow` on a GPU: a search of captured runs is that of eager ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 import esper
 from cuda_support import NEEDS_CUDA
-from esper.growing import training
+from esper.growing.trainers.eager import EagerTrainer
+from grow_support import runs_of, same_weights
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
 
@@ -39,31 +39,20 @@ def grow(folder: Path) -> esper.GrowResult:
     )  # fmt: skip
 
 
-def test_captured_batches_train_as_eager_ones(tmp_path, monkeypatch):
-    captured, made = [], training.make_graph_cache
-
-    def watched(*args):
-        graphs, reason = made(*args)
-        captured.append((graphs, reason))
-        return graphs, reason
-
-    monkeypatch.setattr(training, "make_graph_cache", watched)
+def test_a_search_of_captured_runs_is_that_of_eager_ones(tmp_path, monkeypatch):
     replayed = grow(tmp_path / "replayed")
-    assert [reason for graphs, reason in captured if graphs is None] == []
-    assert [graphs.problem for graphs, _ in captured if graphs.problem is not None] == []
-    assert sum(graphs.replays for graphs, _ in captured) > 100
-    monkeypatch.setattr(training, "make_graph_cache", lambda *_: (None, "for the test"))
+    rows = runs_of(replayed.folder)
+    assert len(rows) > 2
+    assert {row.how.trainer for row in rows} == {"captured"}
+    assert {row.how.precision for row in rows} == {"bfloat16"}
+    monkeypatch.setattr("esper.growing.trainers.choose.process_trainer", EagerTrainer)
     eager = grow(tmp_path / "eager")
-    # The model itself; other candidates depend on rankings, which rounding may change.
-    one, other = (result.host for result in (replayed, eager))
-    assert one.val_score == pytest.approx(other.val_score, abs=0.02)
-    a, b = one.model.state_dict(), other.model.state_dict()
-    for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-3)
+    assert [row.score for row in runs_of(eager.folder)] == [row.score for row in rows]
+    assert {row.how.trainer for row in runs_of(eager.folder)} == {"eager"}
+    assert same_weights(replayed, eager)
 
 
-def test_a_width_that_torch_cannot_vmap_is_looped(tmp_path):
-    """A batch norm of one channel."""
+def test_a_batch_norm_of_one_channel_trains(tmp_path):
     result = esper.grow(
         model, data(), budget=esper.Budget(host_runs=3), epochs=4, device="cuda",
         folder=tmp_path, verbose=False, widths=(0.25,), lr=3e-3,
