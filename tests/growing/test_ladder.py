@@ -52,11 +52,11 @@ def test_the_first_run_is_the_model_as_given_in_full():
     assert first.start is first.parent is None
 
 
-def test_rung_1_has_the_model_at_every_rate_then_other_widths_near_its_own_first():
+def test_rung_1_has_the_model_at_every_rate_then_the_widest_then_widths_near_its_own():
     rows = of_rung(climb(ladder(), 1), 1)
     assert [(r.variant, r.recipe.lr) for r in rows[:3]] == [(0, rate) for rate in RATES]
     assert {r.recipe.batches for r in rows} == {RECIPE.batches // 9}
-    assert [r.params for r in rows[3:6]] == [50, 200, 400], "by their distance to 100"
+    assert [r.params for r in rows[3:6]] == [400, 50, 200], "the widest, then by distance to 100"
     assert {r.recipe.lr for r in rows[3:6]} == {0.01}
     assert {r.recipe.lr for r in rows[6:]} <= {RATES[0], RATES[2]} != set()
     assert rows[6].recipe.lr == 0.03, "larger ones first"

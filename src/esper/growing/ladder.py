@@ -185,13 +185,17 @@ class Ladder:
         return min(full, max(LEAST_BATCHES, full // DIVISORS.get(rung, 1)))
 
     def _widths(self, rung: int) -> Iterator[Row]:
-        """The model at other rates, then other widths, those near its own size first."""
+        """The model at other rates, then other widths: the widest, then those near its own size.
+
+        Under a cap the widest is often the best.
+        """
         settings, networks = self.settings, self.networks
         recipe = replace(settings.recipe, batches=self._length(rung))
         for rate in settings.rates:
             yield self._row(rung, 0, 0, networks.base.bare, replace(recipe, lr=rate), "given")
         others = range(1, len(networks.variants))
-        order = sorted(others, key=lambda v: abs(math.log(self._relative(v))))
+        widest = max(others, key=self._relative, default=0)
+        order = sorted(others, key=lambda v: (v != widest, abs(math.log(self._relative(v)))))
         middle = settings.recipe.lr
         for rate in sorted(settings.rates, key=lambda rate: (rate != middle, -rate)):
             for variant in order:
