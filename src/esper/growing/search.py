@@ -203,6 +203,8 @@ class Search:
     def _train(self, rows: Sequence[Row]) -> None:
         """Train the open runs of a rung."""
         began = self.clock.seconds
+        # Long ones first, so that no process waits for the last one alone.
+        rows = sorted(rows, key=lambda row: -self.clock.share(row))
         for outcome in self.trainer.train(self._jobs(rows), self._tick):
             self._record(outcome)
         self.clock.end_rung(self.clock.seconds - began)
