@@ -33,13 +33,15 @@ from esper.growing.ranks import Ranks
 from esper.growing.runs import Recipe
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.job import Job, Running
+from esper.growing.trainers.job import Job, Running, Trainer
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.kasmina.tracing import Inputs
 from esper.tasks.objectives import make_training_loss
 
 SECONDS = 1.5
 """How long each contender is timed."""
+WARM_SECONDS = 8.0
+"""Until worker processes have joined."""
 SAMPLES = 8192
 
 
@@ -218,15 +220,17 @@ def ours(row: Row, data: tuple[Tensor, Tensor], batches: int) -> tuple[float, fl
 
     def tick(running: Sequence[Running]) -> bool:
         now = time.perf_counter()
-        if len(running) == len(row.widths) if gpu else len(running) > 1 and now > began + 3.0:
+        if gpu and len(running) == len(row.widths):
             seen.append((now, done + sum(run.trained for run in running)))
         return False
 
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
             Job(i, lambda i=i: build(row, i), recipe_of(row, batches), i, Path(folder, str(i)))  # type: ignore[misc]
-            for i in range(len(row.widths))
+            for i in reversed(range(len(row.widths)))  # long ones first, as a search does
         ]
+        if not gpu:
+            _start_workers(trainer, row)
         began = time.perf_counter()
         for outcome in trainer.train(iter(jobs), tick):
             done += outcome.trained
@@ -238,6 +242,14 @@ def ours(row: Row, data: tuple[Tensor, Tensor], batches: int) -> tuple[float, fl
         return whole, whole
     (first, before), (last, after) = seen[0], seen[-1]
     return (last - first) / max(1, after - before) * len(row.widths), whole
+
+
+def _start_workers(trainer: Trainer, row: Row) -> None:
+    """Train until workers have joined, as they have after the first seconds of a search."""
+    began = time.perf_counter()
+    job = Job(0, lambda: build(row, 0), recipe_of(row, 10**9), 0)
+    for _ in trainer.train(iter([job] * 4), lambda _: time.perf_counter() > began + WARM_SECONDS):
+        pass
 
 
 def make_task(row: Row, x: Tensor, y: Tensor) -> Task:
