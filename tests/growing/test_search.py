@@ -230,10 +230,10 @@ def test_a_cut_run_makes_no_weights_dispensable(tmp_path):
             return replace(found, score=0.99) if found.trained < job.recipe.batches else found
 
     watcher, disk = Watcher(), Disk(tmp_path)
-    watcher.on_batch = interrupt_after(45)
+    watcher.on_batch = interrupt_after(48)
     make_search(disk, watcher=watcher, trainer=Flattering()).run(Table())
-    assert frontier_numbers(disk.read().rows) == {7}, "the narrowest at another rate, cut"
-    assert disk.read().rows[7].status == "cut"
+    assert frontier_numbers(disk.read().rows) == {8}, "the narrowest at another rate, cut"
+    assert disk.read().rows[8].status == "cut"
     search = make_search(disk, runs=1.2)
     search.run(disk.read())
     assert len(frontier_numbers(search.table.rows)) > 2
