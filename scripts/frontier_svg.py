@@ -18,7 +18,7 @@ STYLE = (
     ".tick, .note { fill: #57606a; font-size: 12px; } "
     ".axis { stroke: #57606a; } .grid { stroke: #d0d7de; } .path { fill: none; } "
     ".front { stroke: #0550ae; fill: #0550ae; } .host { stroke: #953800; fill: #953800; } "
-    ".pick { stroke: #116329; fill: #116329; } .static { stroke: #7d8590; fill: none; } "
+    ".pick { stroke: #116329; fill: #116329; } .others { stroke: #7d8590; fill: none; } "
     "polyline.front { fill: none; }"
 )
 """The report's colours for a light page; the report itself has its own style sheet."""

@@ -253,7 +253,7 @@ def make_search(
 ) -> Search:  # fmt: skip
     """A search whose networks are integers; its clock stands still."""
     made = ladder(FakeNetworks(read=disk.load), **settings)
-    still = Clock(lambda: 0.0, 0.0, math.inf, 0.0, 1.0, 0.0)
+    still = Clock(lambda: 0.0, 0.0, math.inf, 0.0, 1.0)
     limits = Limits(runs, made.settings.recipe.batches)
     return Search(
         made, trainer or CountingTrainer(), disk, watcher or Watcher(), limits, clock or still

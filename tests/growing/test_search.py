@@ -372,7 +372,7 @@ class Ticking(CountingTrainer):
 @pytest.mark.parametrize("limit", [5.0, 30.0, 100.0, 400.0])
 def test_a_time_limit_is_kept_and_used(tmp_path, limit):
     trainer = Ticking()
-    clock = Clock(lambda: trainer.now, 0.0, limit, 0.0, 1.0, 0.1)
+    clock = Clock(lambda: trainer.now, 0.0, limit, 0.0, 1.0)
     search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
     assert trainer.now <= limit
     assert search.table.ended
@@ -390,7 +390,7 @@ def test_no_run_starts_that_cannot_end_in_time(tmp_path):
             return super()._run(job, tick)
 
     trainer = Looking()
-    clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0, 0.1)
+    clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0)
     clock.learn_speed(row(0), 0.1)
     search = make_search(Disk(tmp_path), runs=math.inf, trainer=trainer, clock=clock)
     recipes = [replace(RECIPE, lr=0.001 * number) for number in range(1, 12)]
@@ -403,12 +403,12 @@ def test_no_run_starts_that_cannot_end_in_time(tmp_path):
 
 def test_time_that_is_over_judges_what_there_is_and_a_resume_trains_nothing(tmp_path):
     trainer = Ticking()
-    clock = Clock(lambda: trainer.now, 0.0, 5.0, 0.0, 1.0, 0.1)
+    clock = Clock(lambda: trainer.now, 0.0, 5.0, 0.0, 1.0)
     search, disk = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
     (cut,) = search.table.rows
     assert cut.status == "cut"
     assert search.table.ended == "the time is over"
-    later = Clock(lambda: trainer.now, trainer.now, 5.0, search.table.seconds, 1.0, 0.1)
+    later = Clock(lambda: trainer.now, trainer.now, 5.0, search.table.seconds, 1.0)
     count = len(trainer.trained)
     assert make_search(disk, trainer=trainer, runs=math.inf, clock=later).run(disk.read())
     assert len(trainer.trained) == count
@@ -416,7 +416,7 @@ def test_time_that_is_over_judges_what_there_is_and_a_resume_trains_nothing(tmp_
 
 def test_the_last_rung_is_reported_though_the_time_is_over(tmp_path):
     trainer, watcher = Ticking(), Watcher()
-    clock = Clock(lambda: trainer.now, 0.0, 5.0, 0.0, 1.0, 0.1)
+    clock = Clock(lambda: trainer.now, 0.0, 5.0, 0.0, 1.0)
     search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, watcher=watcher)
     assert search.table.ended == "the time is over"
     assert watcher.saved == [0]

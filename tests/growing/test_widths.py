@@ -53,6 +53,9 @@ class FakeNetworks:
     def scaled(self, name: str, factor: float) -> Fake:
         return Fake(name, factor)
 
+    def cost_of(self, size: Size) -> float:
+        return size.train_macs / self.base.size(()).train_macs
+
 
 def spread(cap: float = math.inf, most_cost: float = math.inf, macs_cap: float = math.inf):
     budget = Budget(

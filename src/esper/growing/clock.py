@@ -11,9 +11,6 @@ from esper.growing.trainers.job import Outcome
 
 NARROWEST: Final = 0.5
 """A network that was not timed takes at least this share of the time of the nearest that was."""
-SPEED: Final = {"cpu": 5e9, "cuda": 2e12}
-"""Multiply-accumulates of a second at least, where they dominate; small networks take their time
-for other things, so that twice the compute does not take twice the time."""
 MARGIN: Final = 0.9
 """A run starts if this share of the time it should take is left."""
 RESERVE: Final = 1.0
@@ -34,14 +31,12 @@ class Clock:
         limit: float,
         earlier: float,
         share: float,
-        unit: float,
     ) -> None:
         """`began`: when the call began; `limit`: seconds of the whole; `earlier`: spent by earlier
-        sessions; `share`: samples of test over those of validation; `unit`: most seconds that the
-        compute of a batch of the model as given takes.
+        sessions; `share`: samples of test over those of validation.
         """
         self._now, self._began, self.limit, self._earlier = now, began, limit, earlier
-        self._share, self._unit = share, unit
+        self._share = share
         self._speeds: dict[tuple[int, object], tuple[float, float]] = {}
         """(variant, topology) -> (cost, its share of the seconds of a batch)."""
         self._judging: list[float] = []
@@ -108,8 +103,7 @@ class Clock:
         if exact is not None:
             return exact[1]
         near, each = min(self._speeds.values(), key=lambda pair: abs(pair[0] - row.cost))
-        unit = min(self._unit, each / max(near, 1e-9))
-        return max(each + (row.cost - near) * unit, NARROWEST * each)
+        return each * max(row.cost / max(near, 1e-9), NARROWEST)
 
     def share(self, row: Row) -> float:
         """Seconds of the search that a run takes, as others train at the same time."""
@@ -133,8 +127,5 @@ class Clock:
 
         `first`: a run of the model as given.
         """
-        if math.isinf(self.limit) or not self._unit:
-            return math.inf
-        each = self.batch_seconds(first)
-        unit = min(self._unit, each)
-        return 1.0 + (share * self.left / first.recipe.batches - each) / max(unit, 1e-12)
+        full = self.batch_seconds(first) * first.recipe.batches
+        return share * self.left / full if full else math.inf

@@ -28,7 +28,10 @@ from esper.kasmina.tracing import (
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 
-LEAST_COST: Final = 0.5
+OVERHEAD: Final = {"cpu": 1.5e7, "cuda": 1e9}
+"""Multiply-accumulates in the time that a batch takes besides them: Python, launches, small
+operations. By compute alone, wide versions of a tiny network would look far too dear, and tiny ones
+free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,12 @@ class Networks:
         budget: Budget,
         scaled: Callable[[float], HostTrace],
         weights: Callable[[int], Path],
+        overhead: float,
     ) -> None:
         """`scaled`: the trace of another width, raises if there is none; `weights`: file of the
-        weights of a finished run.
+        weights of a finished run; `overhead`: of a sample, see `OVERHEAD`.
         """
+        self._overhead = 0.0 if budget.flops is not None else overhead
         self.variants = [base]
         self.others: Callable[[], Sequence[Variant]] | None = None
         """Makes the other widths, when they are needed for the first time."""
@@ -163,10 +168,14 @@ class Networks:
     def cost(self, variant: int, topology: Topology) -> float:
         """Training compute of a batch, relative to the model as given.
 
-        A smaller network counts at least `LEAST_COST`: it takes time, too.
+        With what a batch takes besides, unless the budget is one of FLOPs.
         """
+        return self.cost_of(self.size(variant, topology))
+
+    def cost_of(self, size: Size) -> float:
+        """Training compute of a batch of a network of some size."""
         base = self.base.size(self.base.bare).train_macs
-        return max(LEAST_COST, self.size(variant, topology).train_macs / max(1, base))
+        return (self._overhead + size.train_macs) / max(1.0, self._overhead + base)
 
     def allows(self, variant: int, topology: Topology) -> bool:
         """Whether a network is within the limits of the budget."""

@@ -19,10 +19,10 @@ from esper.device.memory import free_bytes
 from esper.device.rng import forked_rng
 from esper.device.selection import parse_device
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
-from esper.growing.clock import SPEED, Clock
+from esper.growing.clock import Clock
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
 from esper.growing.ladder import LARGEST_SHARE, Ladder, LadderSettings
-from esper.growing.networks import Networks, Variant
+from esper.growing.networks import OVERHEAD, Networks, Variant
 from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart
 from esper.growing.problem import Problem, limit_blueprints
@@ -116,6 +116,7 @@ class GrowRun:
             budget,
             self._scaled,
             lambda number: weights_path(self.folder, number),
+            OVERHEAD.get(self.device.type, OVERHEAD["cpu"]) / size,
         )
 
     def _mixed_precision(self) -> bool:
@@ -294,9 +295,7 @@ class GrowRun:
         minutes, data = self.budget.minutes, self.problem.data
         limit = math.inf if minutes is None else 60.0 * minutes
         share = len(data.test) / max(1, len(data.val))
-        size = self.networks.base.size(self.networks.base.bare)
-        unit = size.train_macs * self.length.batch_size / SPEED.get(self.device.type, SPEED["cpu"])
-        clock = Clock(self.ranks.now, self._began, limit, table.seconds, share, unit)
+        clock = Clock(self.ranks.now, self._began, limit, table.seconds, share)
         if math.isfinite(self.each):
             clock.learn_speed(ladder.sized(ladder.first()), self.each)
         return Search(ladder, self.trainer, folder, self.printer, self.limits, clock, self.ranks)

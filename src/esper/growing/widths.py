@@ -86,10 +86,8 @@ class _Widths:
             size = made.size(made.bare)
         except EsperError:
             return None
-        base = networks.base.size(networks.base.bare)
-        cost = size.train_macs / max(1, base.train_macs)
         allowed = networks.budget.allows(size.params, size.macs)
-        return made if allowed and cost <= max(1.0, self.most_cost) else None
+        return made if allowed and networks.cost_of(size) <= max(1.0, self.most_cost) else None
 
     def widest(self) -> float:
         """The largest width that fits."""
