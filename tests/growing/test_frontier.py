@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.growing.frontier import best_by_size, dominance_ranks, hypervolume, pareto, survivors
+from esper.growing.frontier import dominance_ranks, hypervolume, pareto, survivors
 from support import refused
 
 scores = st.floats(0.0, 1.0, allow_nan=False).map(lambda v: round(v, 2))
@@ -88,18 +88,3 @@ def test_impossible_questions_are_refused():
     assert "keep=0" in refused(lambda: survivors(np.zeros(1), np.ones(1), 0))
     message = refused(lambda: hypervolume(np.zeros(1), np.ones(1), largest=1.0, smallest=2.0))
     assert "smallest < largest" in message
-
-
-def test_the_best_of_every_size_comes_before_the_second_best_of_any():
-    score = np.array([0.5, 0.9, 0.6, math.nan, 0.3, 0.4])
-    size = np.array([10.0, 11.0, 100.0, 110.0, 1000.0, 1010.0])
-    order = best_by_size(score, size).tolist()
-    assert set(order[:3]) == {1, 2, 5}
-    assert set(order[3:]) == {0, 3, 4}
-    assert order[0] == 1  # on the frontier
-
-
-def test_a_large_network_that_is_behind_a_small_one_survives_the_first_comparison():
-    score, size = np.array([0.8, 0.7, 0.6]), np.array([100.0, 100.0, 9000.0])
-    assert survivors(score, size, 1).tolist() == [0]
-    assert set(best_by_size(score, size)[:2].tolist()) == {0, 2}

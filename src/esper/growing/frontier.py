@@ -6,15 +6,11 @@ Shape letters: N networks.
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import numpy as np
 
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError
-
-SIZE_CLASS: Final = 2.0
-"""Ratio of sizes of a class."""
 
 
 def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:
@@ -58,21 +54,6 @@ def survivors(score_N: Doubles, size_N: Doubles, keep: int, kept_N: Bools | None
     order = np.lexsort((-crowding_N, rank_N))
     besides = np.zeros(0, dtype=np.int64) if kept_N is None else np.flatnonzero(kept_N)
     return np.concatenate([besides, order[~np.isin(order, besides)][:keep]])
-
-
-def best_by_size(score_N: Doubles, size_N: Doubles) -> Ints:
-    """Order `[N]`: the best of every size class, then the second best of each, and so on.
-
-    Networks of a class are at most `SIZE_CLASS` apart. Early in training larger networks are often
-    behind smaller ones that they overtake later: only like sizes are compared.
-    """
-    class_N = np.floor(np.log(np.maximum(size_N, 1.0)) / math.log(SIZE_CLASS))
-    place_N = np.zeros(len(score_N), dtype=np.int64)
-    known_N = np.where(np.isnan(score_N), -np.inf, score_N)
-    for kind in np.unique(class_N):
-        members = np.flatnonzero(class_N == kind)
-        place_N[members[np.argsort(-known_N[members], kind="stable")]] = np.arange(len(members))
-    return np.lexsort((dominance_ranks(score_N, size_N), place_N))
 
 
 def _gaps(score_N: Doubles, size_N: Doubles) -> Doubles:

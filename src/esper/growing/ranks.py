@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Final, TypeVar
 
 import torch
-from torch import Tensor
 
 from esper.device.selection import parse_device
 from esper.device.shards import Shards, join_shards
@@ -42,26 +41,16 @@ class Ranks:
         """Seconds on the clock of the search."""
         return time.monotonic()
 
-    def agree(self) -> None:
-        """Agree on the time, and on stopping: raises KeyboardInterrupt on all ranks if one has to.
-
-        All ranks call it at the same point.
-        """
-
     def stop(self, mine: bool) -> bool:
         """Agree on the time, and on stopping: True on all ranks if one has to, or was told to.
 
-        All ranks call it at the same point; unlike `agree` it raises nothing.
+        All ranks call it at the same point; it raises nothing.
         """
         self.stopped = self.stopped or mine
         return mine
 
     def measured(self, value: float) -> float:
         """A number as rank 0 has measured it."""
-        return value
-
-    def least(self, value: float) -> float:
-        """The least of the ranks' numbers."""
         return value
 
     def together(self, work: Callable[[], T]) -> T:
@@ -72,10 +61,6 @@ class Ranks:
         """Run `work` on rank 0; if it fails there, all raise."""
         work()
 
-    def batch(self, part: Tensor) -> Tensor:
-        """A part of a batch as rank 0 has it."""
-        return part
-
     def text(self, text: str) -> str:
         """The text of rank 0."""
         return text
@@ -85,7 +70,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Catch Ctrl-C inside the block where only `agree` may raise it."""
+        """Catch Ctrl-C inside the block where `stop` asks for it."""
         yield
 
 
@@ -105,11 +90,6 @@ class ShardRanks(Ranks):
         """Seconds on the clock of rank 0, when the ranks last agreed."""
         return self._now
 
-    def agree(self) -> None:
-        """Agree on the time, and on stopping."""
-        if self.stop(False):
-            raise KeyboardInterrupt
-
     def stop(self, mine: bool) -> bool:
         """Agree on the time, and on stopping."""
         flag = float(mine or self._stopping)
@@ -126,11 +106,6 @@ class ShardRanks(Ranks):
         """A number as rank 0 has measured it."""
         return self.shards.number(value)
 
-    def least(self, value: float) -> float:
-        """The least of the ranks' numbers."""
-        given = torch.tensor([value], dtype=torch.float64, device=self.device)
-        return float(self.shards.least(given))  # SYNC: before the search
-
     def together(self, work: Callable[[], T]) -> T:
         """Run `work`, which sends no message; if it fails on one rank, all raise."""
         return self.shards.together(work)
@@ -138,10 +113,6 @@ class ShardRanks(Ranks):
     def on_first(self, work: Callable[[], None]) -> None:
         """Run `work` on rank 0; if it fails there, all raise."""
         self.shards.on_first(work)
-
-    def batch(self, part: Tensor) -> Tensor:
-        """A part of a batch as rank 0 has it."""
-        return self.shards.broadcast_(part.contiguous())
 
     def text(self, text: str) -> str:
         """The text of rank 0."""
@@ -153,7 +124,7 @@ class ShardRanks(Ranks):
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Note Ctrl-C and SIGTERM inside the block: `agree` raises on all ranks at once."""
+        """Note Ctrl-C and SIGTERM inside the block: `stop` then tells all ranks."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
