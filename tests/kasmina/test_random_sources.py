@@ -50,6 +50,25 @@ class Multinomial(Layer):
         return x * torch.multinomial(torch.ones(5, device=x.device), 1)
 
 
+class Attention(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.qkv, self.dropout = nn.Linear(width, 3 * width), dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v, None, self.dropout)
+
+
+class MultiHead(nn.Module):
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 2, dropout, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -272,3 +291,14 @@ def test_what_is_not_tried_draws_nothing(kind, monkeypatch):
             assert (tried.site, tried.uncontrolled) == (None, ())
             assert torch.equal(tried.out, found.out)
     assert known >= len(KINDS[kind].blueprints)
+
+
+@pytest.mark.parametrize("make", [Attention, MultiHead])
+@pytest.mark.parametrize("width", [2, 8])
+def test_attention_with_dropout_is_computed_without_fused_kernels_at_any_width(make, width):
+    """Which widths torch has fused kernels for must not matter: they draw numbers of their own."""
+    x = torch.randn(3, 5, width)
+    found = find_draws("drawing", make(width, 0.2), x).site
+    assert found is not None
+    assert found.plain_attention
+    assert find_draws("quiet", make(width, 0.0), x).site is None

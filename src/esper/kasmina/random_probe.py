@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 
 from esper.device.rng import forked_rng
 from esper.kasmina.layers import has_hooks
@@ -26,8 +28,8 @@ from esper.leyline.errors import ShapeError
 
 logger = logging.getLogger(__name__)
 
-_ATTENTION: Final = "_scaled_dot_product_"
-"""Prefix of the names of torch's fused attentions."""
+_ATTENTIONS: Final = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
+"""Functions that compute attention, and the place of `dropout_p` among their arguments."""
 _CHECKPOINT: Final = "torch.utils.checkpoint (again in the backward pass)"
 _UNSEEN: Final = "a source that is not known"
 _QUIET: Final = frozenset(
@@ -83,8 +85,9 @@ def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
 
 def _find_by_trial(name: str, module: nn.Module, x: Tensor) -> Draws:
     site = Site(name)
-    out, watch, sources = _run(site, module, x)
-    if any(op.startswith(_ATTENTION) for op in watch.unknown):
+    with _AttentionRecorder() as attention:
+        out, watch, sources = _run(site, module, x)
+    if attention.draws:
         site = Site(name, plain_attention=True)
         out, watch, sources = _run(site, module, x)
     again, _, _ = _run(site, module, x)
@@ -152,6 +155,30 @@ class _DrawRecorder(RowDraws):  # type: ignore[no-untyped-call]
         if self._device.type == "cuda":
             states.append(torch.cuda.get_rng_state(self._device))
         return torch.cat(states)
+
+
+class _AttentionRecorder(TorchFunctionMode):
+    """Records whether attention is called with dropout.
+
+    Whether torch then takes a fused kernel, with random numbers of its own, depends on sizes; other
+    widths of the same network may get one.
+    """
+
+    draws = False
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        place = _ATTENTIONS.get(func)
+        if place is not None:
+            dropout = args[place] if len(args) > place else kwargs.get("dropout_p", 0.0)
+            self.draws = self.draws or dropout > 0.0
+        return func(*args, **kwargs)
 
 
 def _run(site: Site, module: nn.Module, x: Tensor) -> tuple[Tensor, _DrawRecorder, list[str]]:
