@@ -58,3 +58,15 @@ def test_a_batch_norm_of_one_channel_trains(tmp_path):
         folder=tmp_path, verbose=False, widths=(0.25,), lr=3e-3,
     )  # fmt: skip
     assert result.info.variants == ("", "x0.25")
+
+
+def test_a_worker_for_each_gpu_trains_the_same_networks(tmp_path, monkeypatch):
+    """Two workers on one GPU: what they train is what one process trains, bit for bit."""
+    alone = grow(tmp_path / "alone")
+    monkeypatch.setattr("esper.growing.trainers.choose.gpus", lambda _: ("cuda:0", "cuda:0"))
+    shared = grow(tmp_path / "shared")
+    rows = runs_of(shared.folder)
+    assert {row.how.device for row in rows} == {"cuda:0"}
+    assert {row.how.trainer for row in rows} == {"captured"}
+    assert [row.score for row in rows] == [row.score for row in runs_of(alone.folder)]
+    assert same_weights(alone, shared)

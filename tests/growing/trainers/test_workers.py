@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from esper.growing.trainers import workers as module
+from esper.growing.trainers.choose import gpus
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Running
 from esper.growing.trainers.process_transport import ProcessTransport
@@ -113,6 +114,12 @@ def test_short_searches_and_single_cores_have_no_workers():
     assert workers_for(19.0, 16) == 0
     assert workers_for(20.0, 16) == 15
     assert workers_for(1e6, 1) == 0
+
+
+def test_a_gpu_without_a_number_means_all_of_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert gpus(torch.device("cuda")) == ("cuda:0", "cuda:1", "cuda:2")
+    assert gpus(torch.device("cuda:1")) == ("cuda:1",)
 
 
 def test_a_network_from_its_description_has_the_order_modes_and_buffers_of_the_network():

@@ -6,6 +6,8 @@ import math
 import os
 from typing import Final
 
+import torch
+
 from esper.device.memory import free_bytes
 from esper.growing.ranks import Ranks, ShardRanks
 from esper.growing.trainers.in_process import process_trainer
@@ -35,12 +37,24 @@ def trainer_for(
         return ShardedTrainer(task, ranks)
     if jobs is not None and jobs.on != LOCAL:
         return _on_ray(task, jobs)
-    if task.device.type != "cpu" or seconds < WORTH_SECONDS:
+    if seconds < WORTH_SECONDS:
+        return process_trainer(task)
+    if task.device.type != "cpu":
+        devices = gpus(task.device)
+        several = len(devices) > 1 and task_form(task)[0] is not None
+        if several:
+            return WorkerTrainer(task, trains=False, devices=devices)
         return process_trainer(task)
     count = min(workers_for(seconds, _cores()), _room(task))
     # How long a search without a limit takes shows when it has taken long.
     after = START_SECONDS if math.isinf(seconds) else 0.0
     return WorkerTrainer(task, count, after=after)  # one thread, also without workers: same bits
+
+
+def gpus(device: torch.device) -> tuple[str, ...]:
+    """GPUs that a device names: `cuda` all that are visible, `cuda:1` that one."""
+    count = torch.cuda.device_count() if device.index is None else 0
+    return tuple(f"{device.type}:{index}" for index in range(count)) or (str(device),)
 
 
 def _on_ray(task: Task, jobs: JobSettings, threads: int = 1) -> Trainer:

@@ -1,7 +1,8 @@
 """Trains runs in several processes: this one at once, others as they become ready.
 
-Every process takes one run at a time from the same queue, and all compute with the same number of
-threads, so that results are those of one process bit for bit.
+Every process takes runs from the same queue, one at a time on a CPU, and all compute with the same
+number of threads, so that results are those of one process bit for bit. With several GPUs each has
+a worker, and this process trains only what cannot be sent to one.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from torch import nn
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
+from esper.growing.trainers.determinism import deterministic_kernels
 from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
+from esper.growing.trainers.kind import PLAIN
+from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.messages import (
     Assignment,
     Ended,
@@ -84,8 +88,8 @@ class _Worker:
 class _OwnRun:
     """A run of this process, trained for a moment at a time."""
 
-    def __init__(self, job: Job, task: Task, network: nn.Module, threads: int) -> None:
-        self.program, self.threads = Program(job, task, network=network), threads
+    def __init__(self, program: Program, threads: int) -> None:
+        self.program, self.threads = program, threads
         self._saved = time.monotonic()
 
     def advance(self, seconds: float) -> bool:
@@ -160,6 +164,7 @@ class WorkerTrainer:
         self._after, self._began = after, math.inf
         self._own_metric = self._form is not None and shipped(task.metric) is None
         self._forms = Forms(task)
+        self._kinds = Kinds(task) if task.device.type == "cuda" else None
         self._workers: dict[int, _Worker] = {}
         self._block: IO[bytes] | None = None
         self._tries: Counter[int] = Counter()
@@ -207,11 +212,15 @@ class WorkerTrainer:
         with self._computing():
             network = job.build()
             if self._form is not None and self._forms.describe(network) is not None:
-                return _OwnRun(job, self.task, network, self._threads)
+                return _OwnRun(self._program(job, network), self._threads)
         # No other process would train it, so nothing is gained by computing as they do.
         threads = torch.get_num_threads()
         with self._computing(threads):
-            return _OwnRun(job, self.task, network, threads)
+            return _OwnRun(self._program(job, network), threads)
+
+    def _program(self, job: Job, network: nn.Module) -> Program:
+        kind = PLAIN if self._kinds is None else self._kinds.of(network, job)
+        return Program(job, self.task, kind, network)
 
     def _advance(self, run: _OwnRun | None) -> list[Outcome]:
         """Train for a moment; the outcome, if the run is over."""
@@ -239,7 +248,7 @@ class WorkerTrainer:
         before = torch.get_num_threads()
         torch.set_num_threads(threads or self._threads)
         try:
-            with forked_rng(0, self.task.device):
+            with forked_rng(0, self.task.device), deterministic_kernels(self.task.device):
                 yield
         finally:
             torch.set_num_threads(before)
