@@ -59,9 +59,16 @@ def sentences() -> tuple[Tensor, Tensor]:
 def bert() -> nn.Module:
     library: Any = importlib.import_module("transformers")
     made: nn.Module = library.BertForSequenceClassification(
-        library.BertConfig(vocab_size=WORDS, hidden_size=64, num_hidden_layers=2, num_attention_heads=2,
-                   intermediate_size=128, max_position_embeddings=32, num_labels=4)
-    )  # fmt: skip
+        library.BertConfig(
+            vocab_size=WORDS,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=128,
+            max_position_embeddings=32,
+            num_labels=4,
+        )
+    )
     return made
 
 
