@@ -29,9 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from esper.kasmina.block_parameters import BlockParameters
-from esper.kasmina.kernels.block_plan import BlockPlan, BlockShape, plan
-from esper.kasmina.layers import channel_groups
+from esper.kasmina.layers.layers import channel_groups
+from esper.kasmina.ops.block_parameters import BlockParameters
+from esper.kasmina.ops.kernels.block_plan import BlockPlan, BlockShape, plan
 from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import run_command
@@ -83,7 +83,7 @@ def main() -> int:
 
 def measure(config: BenchmarkBlocks) -> None:
     """Build, time, print, write the numbers."""
-    from esper.kasmina.kernels import compiled
+    from esper.kasmina.ops.kernels import compiled
 
     if not torch.cuda.is_available():
         raise EsperError("benchmark_blocks needs a CUDA device: run it where there is one")
@@ -126,7 +126,7 @@ def variants(shape: BlockShape) -> Iterator[BlockPlan]:
 def build(plans: list[BlockPlan], device: torch.device) -> float:
     """Compile all at once, load each; return the seconds it took."""
     from esper.device.nvrtc import find_nvrtc
-    from esper.kasmina.kernels import compiled
+    from esper.kasmina.ops.kernels import compiled
 
     nvrtc, start = find_nvrtc(), perf_counter()
     assert nvrtc is not None, "checked before"
@@ -165,8 +165,8 @@ def time_shape(
     config: BenchmarkBlocks, planned: BlockPlan, bandwidth: float, device: torch.device, full: bool
 ) -> ShapeTimes:
     """Time one plan; `full`: also the other kernels."""
-    from esper.kasmina.kernels import blocks, compiled
-    from esper.kasmina.kernels.layout import dense_pixels, laid_out
+    from esper.kasmina.ops.kernels import blocks, compiled
+    from esper.kasmina.ops.kernels.layout import dense_pixels, laid_out
 
     shape, rows = planned.shape, config.rows
     image = (shape.height, shape.width)
@@ -211,7 +211,7 @@ def time_own(
     found: tuple[Tensor, ...],
 ) -> tuple[tuple[float, float], list[float]]:
     """Time our Triton kernels; also return how far `found` is from their results."""
-    from esper.kasmina.kernels import convolution, normalise
+    from esper.kasmina.ops.kernels import convolution, normalise
 
     weight, scale, shift = own
 

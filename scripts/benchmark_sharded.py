@@ -24,7 +24,7 @@ import tyro
 from esper.device.selection import parse_device
 from esper.kasmina.hosts.transformer import TransformerHost
 from esper.kasmina.population import Population, PopulationConfig
-from esper.kasmina.saving import population_tensors
+from esper.kasmina.saving.saving import population_tensors
 from esper.leyline.optim import OptimConfig
 
 VOCAB = 256

@@ -24,9 +24,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.population import Population
-from esper.kasmina.rows import FROM_INPUT, RowTable, training_rows
-from esper.kasmina.seed_places import Segment
+from esper.kasmina.rows.rows import FROM_INPUT, RowTable, training_rows
 from esper.leyline.compute import Precision
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.tolaria.runtime import synchronize_device

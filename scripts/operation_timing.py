@@ -21,7 +21,7 @@ from torch import Tensor
 from esper.device.transfer import fetch
 from esper.kasmina.executors.choice import ExecutorChoice, choose_executor
 from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.rows import RowTable
+from esper.kasmina.rows.rows import RowTable
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionSpec
 from esper.leyline.records import StepRecord

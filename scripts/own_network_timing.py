@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import Population, PopulationConfig
-from esper.kasmina.convolution import torch_convolutions
-from esper.kasmina.optim import OptimConfig
+from esper.kasmina.ops.convolution import torch_convolutions
+from esper.kasmina.training.optim import OptimConfig
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.runtime import autocast, synchronize_device
 from esper.tolaria.setup import make_graph_cache

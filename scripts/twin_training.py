@@ -28,7 +28,7 @@ from esper.kasmina import (
 )
 from esper.kasmina.blueprints.registry import Blueprint
 from esper.kasmina.hosts.resnet import BasicBlock, NormName
-from esper.kasmina.layers import LayerScale
+from esper.kasmina.layers.layers import LayerScale
 from esper.leyline.statistics import paired_difference
 from esper.tasks.cifar_files import CifarFiles
 from esper.tasks.data_locations import locate_data

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina.kernels.block_plan import BlockShape
-from esper.kasmina.kernels.layout import empty_activation, laid_out
-from esper.kasmina.layers import channel_groups
+from esper.kasmina.layers.layers import channel_groups
+from esper.kasmina.ops.kernels.block_plan import BlockShape
+from esper.kasmina.ops.kernels.layout import empty_activation, laid_out
 
 NEAR = (4e-3, 6e-3, 6e-3, 1e-3, 1e-3)
 """Largest ||found - wanted|| / ||wanted|| of output and gradients of input, weights, scale, shift:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from esper.kasmina import kernels
-from esper.kasmina.kernels.block_args import BlockArgs
-from esper.kasmina.kernels.block_plan import BlockPlan
+from esper.kasmina.ops import kernels
+from esper.kasmina.ops.kernels.block_args import BlockArgs
+from esper.kasmina.ops.kernels.block_plan import BlockPlan
 
 SOURCE = Path(kernels.__file__).parent
 EMULATOR = Path(__file__).parent / "kasmina" / "kernels"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.device.graphs import GraphCache
 from esper.kasmina import Population
-from esper.kasmina.rows import RowPlan
+from esper.kasmina.rows.rows import RowPlan
 
 
 class OutOfReach:

@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from esper.device.rng import forked_rng
 from esper.kasmina import BlueprintRegistry, Population
 from esper.kasmina.blueprints.registry import Blueprint
-from esper.kasmina.counting import count_macs, count_parameters
-from esper.kasmina.layers import Conv2d, LayerScale, Linear
+from esper.kasmina.layers.counting import count_macs, count_parameters
+from esper.kasmina.layers.layers import Conv2d, LayerScale, Linear
 from esper.leyline import BlendStyle, InjectionSpec
 from support import batch, tiny_host
 

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from esper.kasmina import LifecycleConfig, OptimConfig, Population, PopulationConfig
 from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.layers import LayerScale
+from esper.kasmina.layers.layers import LayerScale
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.kasmina import LifecycleConfig, Population, PopulationConfig
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.layers import LayerScale
+from esper.kasmina.layers.layers import LayerScale
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import InjectionSpec, SeedStage
 from support import CLASSES, ROW_0, batch, bring_to
 

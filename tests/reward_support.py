@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.kasmina.lifecycle import Lifecycle, LifecycleConfig
+from esper.kasmina.lifecycle.lifecycle import Lifecycle, LifecycleConfig
 from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, NO_SLOT, LifecycleOp
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs

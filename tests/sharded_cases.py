@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
 from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig, SignalHost
 from esper.kasmina.activation_gradients import slot_gradient_norms
-from esper.kasmina.saving import population_tensors
+from esper.kasmina.saving.saving import population_tensors
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.kasmina.tracing import trace_model
 from esper.leyline import BlendStyle, InjectionSpec, LifecycleOp, SeedStage

@@ -22,7 +22,7 @@ from esper.kasmina import (
     SignalHost,
     TransformerHost,
 )
-from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import InjectionSpec, LifecycleOp, SeedStage
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import GateSignals

@@ -73,9 +73,9 @@ def test_networks_and_members_grow_without_torchs_compiler():
     trace = trace_model(model, x)
     network = planted_model(trace, {"r0c0": fitting_blueprints(trace)["r0c0"][0]}, 1)
     network(x).sum().backward()
-    print("esper.kasmina.network" in sys.modules, end=" ")
+    print("esper.kasmina.stacked.network" in sys.modules, end=" ")
     from esper.kasmina import CNNHost, Population
-    from esper.kasmina.counting import count_macs
+    from esper.kasmina.layers.counting import count_macs
     x, y = torch.randn(2, 4, 3, 8, 8), torch.zeros(2, 4, dtype=torch.int64)
     population = Population(CNNHost, ("r0c0",), ("conv_light",), 2)
     population.plant([0], "r0c0", "conv_light")

@@ -7,8 +7,8 @@ import pytest
 
 from esper.audit.topologies import choose_topologies, number_of_topologies
 from esper.audit.topology_space import TopologySpace
-from esper.kasmina.caps import SeedCosts
-from esper.kasmina.seed_costs import TrainingCosts
+from esper.kasmina.costs.seed_costs import TrainingCosts
+from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.leyline.errors import EsperError
 
 NAMES = ("small", "middle", "large")

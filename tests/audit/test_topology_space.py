@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from esper.audit.topology_space import TopologySpace
-from esper.kasmina.caps import SeedCosts
-from esper.kasmina.seed_costs import TrainingCosts
+from esper.kasmina.costs.seed_costs import TrainingCosts
+from esper.kasmina.lifecycle.caps import SeedCosts
 
 
 def space(params_cap: float = math.inf, macs_cap: float = math.inf) -> TopologySpace:

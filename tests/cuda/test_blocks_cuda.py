@@ -10,7 +10,7 @@ from block_support import ODD_SHAPES, TASK_SHAPES, assert_near, case, reference,
 from esper.device.triton_support import can_build_kernels
 from esper.kasmina import Population
 from esper.kasmina.hosts.cnn import CNNHost
-from esper.kasmina.population_config import PopulationConfig
+from esper.kasmina.saving.population_config import PopulationConfig
 from esper.leyline import BlendStyle
 
 pytestmark = [
@@ -23,7 +23,7 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def fused_blocks():
-    from esper.kasmina.kernels import compiled
+    from esper.kasmina.ops.kernels import compiled
 
     reason = compiled.obstacle(DEVICE) if torch.cuda.is_available() else "no CUDA device"
     if reason is not None:
@@ -31,7 +31,7 @@ def fused_blocks():
 
 
 def computed(given, relu):
-    from esper.kasmina.kernels.blocks import convolve_normalised
+    from esper.kasmina.ops.kernels.blocks import convolve_normalised
 
     out = vmap(lambda *row: convolve_normalised(*row, given.groups, relu))(*given.leaves)
     return out, *torch.autograd.grad(out, given.leaves, given.dy)
@@ -56,7 +56,7 @@ def test_the_same_bits_every_time_whatever_the_number_of_rows(block):
 
 
 def test_every_number_of_the_output_is_written():
-    from esper.kasmina.kernels import blocks
+    from esper.kasmina.ops.kernels import blocks
 
     given = case(shape(16, 32, 8), rows=5, batch=37, device=DEVICE)
     for _ in range(3):

@@ -11,9 +11,9 @@ from esper.kasmina.blueprints.registry import BlueprintRegistry
 
 pytest.importorskip("triton")
 
-from esper.kasmina.kernels.build_times import count_builds
-from esper.kasmina.kernels.gather import gather_rows, scatter_rows
-from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds
+from esper.kasmina.ops.kernels.build_times import count_builds
+from esper.kasmina.ops.kernels.gather import gather_rows, scatter_rows
+from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
 
 pytestmark = NEEDS_CUDA
 KINDS = ("norm", "conv_small", "depthwise", "attention")

@@ -27,9 +27,9 @@ from cuda_support import (
 from engine_support import CALM, Diary, histories, random_policy, small_task
 from esper.device.graphs import CudaRecorder, GraphCache
 from esper.kasmina import CNNHost, OptimConfig, Population, PopulationConfig
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.scaling import MemberScaler
+from esper.kasmina.lifecycle.gates import GateConfig
+from esper.kasmina.lifecycle.lifecycle import LifecycleConfig
+from esper.kasmina.training.scaling import MemberScaler
 from esper.leyline import BlendStyle, SeedStage
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch

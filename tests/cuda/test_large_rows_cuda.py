@@ -12,23 +12,23 @@ from torch.func import vmap
 
 from cuda_support import DEVICE, NEEDS_CUDA
 from esper.device.triton_support import can_build_kernels
-from esper.kasmina.convolution import conv2d
-from esper.kasmina.layers import ChannelNorm, norm_relu
-from esper.kasmina.pooling import max_pool2d
+from esper.kasmina.layers.layers import ChannelNorm, norm_relu
+from esper.kasmina.ops.convolution import conv2d
+from esper.kasmina.ops.pooling import max_pool2d
 from kernel_support import close, numbers
 
 if not can_build_kernels():
     pytest.skip("needs triton and a C compiler", allow_module_level=True)
 
-from esper.kasmina.kernels.batches import gather_batch
-from esper.kasmina.kernels.convolution import convolve
-from esper.kasmina.kernels.depthwise import convolve_alone
-from esper.kasmina.kernels.layout import pixel_stride
-from esper.kasmina.kernels.normalise import normalise
-from esper.kasmina.kernels.pooling import max_pool
-from esper.kasmina.kernels.rows import fork, give_back, join
-from esper.kasmina.kernels.update import row_norms, update_rows
-from esper.kasmina.optim import OptimConfig
+from esper.kasmina.ops.kernels.batches import gather_batch
+from esper.kasmina.ops.kernels.convolution import convolve
+from esper.kasmina.ops.kernels.depthwise import convolve_alone
+from esper.kasmina.ops.kernels.layout import pixel_stride
+from esper.kasmina.ops.kernels.normalise import normalise
+from esper.kasmina.ops.kernels.pooling import max_pool
+from esper.kasmina.ops.kernels.rows import fork, give_back, join
+from esper.kasmina.ops.kernels.update import row_norms, update_rows
+from esper.kasmina.training.optim import OptimConfig
 
 pytestmark = NEEDS_CUDA
 HALF = torch.bfloat16

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from engine_support import CALM, Diary, small_engine, small_task
-from esper.kasmina import lifecycle
-from esper.kasmina.training import HOST_KEY
+from esper.kasmina.lifecycle import lifecycle
+from esper.kasmina.training.training import HOST_KEY
 from esper.leyline import LifecycleOp, SeedStage
 from esper.tasks.spec import OptimSettings
 from growth_support import Wishes

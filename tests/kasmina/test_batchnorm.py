@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import BlueprintRegistry, Population, PopulationConfig, blueprint
-from esper.kasmina.rows import FROM_INPUT, RowTable
+from esper.kasmina.rows.rows import FROM_INPUT, RowTable
 from esper.leyline import BlendStyle, SeedStage
 from support import BatchNormHost, batch, bring_to, host_state, make_population
 

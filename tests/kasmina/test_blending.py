@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.kasmina.blending import OPEN_GATE, Gate, blend, update_rows
+from esper.kasmina.layers.blending import OPEN_GATE, Gate, blend, update_rows
 from esper.leyline import BlendStyle
 
 H = torch.tensor([[2.0, -1.0], [0.5, 3.0]])

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine_support import small_engine
-from esper.kasmina import Population, PopulationConfig, block_cpu, c_libraries, convolution, fused
-from esper.kasmina.block_cpu import Steps
-from esper.kasmina.gates import GateConfig
+from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.hosts.cnn import CNNHost
-from esper.kasmina.layout import channels_last, is_channels_last
-from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.lifecycle.gates import GateConfig
+from esper.kasmina.lifecycle.lifecycle import LifecycleConfig
+from esper.kasmina.ops import block_cpu, c_libraries, convolution, fused
+from esper.kasmina.ops.block_cpu import Steps
+from esper.kasmina.ops.layout import channels_last, is_channels_last
 from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError
 from esper.scripts.doctor import kernel_line

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina import BlueprintRegistry
-from esper.kasmina.blending import Gate, blend
-from esper.kasmina.counting import count_macs, count_parameters
+from esper.kasmina.layers.blending import Gate, blend
+from esper.kasmina.layers.counting import count_macs, count_parameters
 from esper.leyline import BlendStyle
 
 NAMES = {

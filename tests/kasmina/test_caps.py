@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.kasmina.caps import Caps
+from esper.kasmina.lifecycle.caps import Caps
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage, VetoReason
 from support import batch, bring_to, good_signals, make_population, refused
 

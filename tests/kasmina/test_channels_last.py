@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from esper.device.memory import keep_freed_memory
-from esper.kasmina import Population, PopulationConfig, convolution_cpu
+from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
 from esper.kasmina.executors import loop
 from esper.kasmina.hosts.cnn import CNNHost
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
-from esper.kasmina.layout import channels_last, is_channels_last
-from esper.kasmina.normalisation import group_norm_channels_last
+from esper.kasmina.layers.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
+from esper.kasmina.ops import convolution_cpu
+from esper.kasmina.ops.layout import channels_last, is_channels_last
+from esper.kasmina.ops.normalisation import group_norm_channels_last
 
 SEEDS = ("norm", "conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck", "attention")
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from esper.kasmina.convolution import LARGEST_MATRIX, conv1d, conv2d, torch_convolutions
-from esper.kasmina.counting import count_macs
-from esper.kasmina.layers import Conv1d, Conv2d, MaxPool1d
+from esper.kasmina.layers.counting import count_macs
+from esper.kasmina.layers.layers import Conv1d, Conv2d, MaxPool1d
+from esper.kasmina.ops.convolution import LARGEST_MATRIX, conv1d, conv2d, torch_convolutions
 
 
 def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:

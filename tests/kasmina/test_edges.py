@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import BlueprintRegistry, CNNHost, OptimConfig, Population, PopulationConfig
 from esper.kasmina.blueprints.registry import Blueprint
-from esper.kasmina.rows import RowTable
+from esper.kasmina.rows.rows import RowTable
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from support import batch, bring_to, good_signals, make_population, pass_step, refused
 

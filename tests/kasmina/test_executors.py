@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig
-from esper.kasmina.rows import RowTable
+from esper.kasmina.rows.rows import RowTable
 from esper.leyline import BlendStyle, SeedStage
 from support import DEVICES, EVERY_KIND, KINDS, batch, bring_to, make_population
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina import MorphogeneticModel
-from esper.kasmina.export import export_onnx, export_pt2
+from esper.kasmina.export.export import export_onnx, export_pt2
 from esper.leyline import BlendStyle
 from esper.leyline.errors import install_hint
 from support import make_population, refused

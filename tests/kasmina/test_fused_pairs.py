@@ -10,7 +10,7 @@ from torch import nn
 
 from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.hosts.cnn import CNNHost, ConvBlock
-from esper.kasmina.layers import MaxPool2d
+from esper.kasmina.layers.layers import MaxPool2d
 from esper.leyline import SeedStage
 from support import batch, bring_to, make_population
 

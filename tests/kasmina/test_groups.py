@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from esper.kasmina import OptimConfig, Population
-from esper.kasmina.store import ParameterStore
-from esper.kasmina.training import ParameterGroup
+from esper.kasmina.stacked.store import ParameterStore
+from esper.kasmina.training.training import ParameterGroup
 from esper.leyline import BlendStyle, SeedStage
 from support import KINDS, batch, bring_to, make_population, pass_step
 

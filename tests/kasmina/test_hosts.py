@@ -19,8 +19,8 @@ from esper.kasmina import (
     SignalHost,
     TransformerHost,
 )
-from esper.kasmina.counting import count_macs, count_parameters
-from esper.kasmina.sequence import CausalAttention, FeedForward
+from esper.kasmina.layers.counting import count_macs, count_parameters
+from esper.kasmina.layers.sequence import CausalAttention, FeedForward
 from esper.leyline import BlendStyle, HostProtocol, SeedStage
 from support import bring_to, make_population, refused
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from esper.device import rng
 from esper.kasmina import CNNHost
-from esper.kasmina.initialisation import Initialiser, build
-from esper.kasmina.layers import Conv2d
+from esper.kasmina.layers.initialisation import Initialiser, build
+from esper.kasmina.layers.layers import Conv2d
 from esper.leyline import GOLDEN, mix64, stream_keys
 from support import DEVICES
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from esper.kasmina import LifecycleConfig
-from esper.kasmina.alpha import curve_value
-from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle.alpha import curve_value
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import (
     ALPHA_SPEEDS,
     TEMPOS,

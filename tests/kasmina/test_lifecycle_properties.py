@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.lifecycle import Lifecycle, LifecycleConfig
+from esper.kasmina.lifecycle.gates import GateConfig
+from esper.kasmina.lifecycle.lifecycle import Lifecycle, LifecycleConfig
 from esper.leyline import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.initialisation import Initialiser
-from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
-from esper.kasmina.store import ParameterStore
+from esper.kasmina.layers.initialisation import Initialiser
+from esper.kasmina.stacked.store import ParameterStore
+from esper.kasmina.training.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.leyline import stream_keys
 
 CPU = torch.device("cpu")

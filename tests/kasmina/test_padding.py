@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from esper.device.packing import ALIGNMENT, PackedArrays
 from esper.kasmina import Population
-from esper.kasmina.padding import (
+from esper.kasmina.rows.padding import (
     RESTLESS_SLACK,
     SHARES,
     SLACK,
@@ -24,7 +24,7 @@ from esper.kasmina.padding import (
     merged,
     rows_of,
 )
-from esper.kasmina.rows import (
+from esper.kasmina.rows.rows import (
     FROM_INPUT,
     GroupShape,
     RowPlan,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from esper.kasmina import BlueprintRegistry, Population
-from esper.kasmina.counting import count_macs, count_parameters
+from esper.kasmina.layers.counting import count_macs, count_parameters
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from plain_support import (
     AREA,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.layers import Linear
+from esper.kasmina.layers.layers import Linear
 from esper.leyline import BlendStyle
 from plain_support import (
     TOLERANCE,

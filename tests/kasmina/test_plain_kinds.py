@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import Population
-from esper.kasmina.export import export_onnx, export_pt2
+from esper.kasmina.export.export import export_onnx, export_pt2
 from esper.leyline import BlendStyle
 from plain_support import assert_same_output, classes_of, stir
 from support import KINDS, batch, make_population

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina.lifecycle import Lifecycle, LifecycleConfig
-from esper.kasmina.padding import PlanBufferCache, covers
-from esper.kasmina.rows import shape_of, training_rows
+from esper.kasmina.lifecycle.lifecycle import Lifecycle, LifecycleConfig
+from esper.kasmina.rows.padding import PlanBufferCache, covers
+from esper.kasmina.rows.rows import shape_of, training_rows
 from esper.leyline.stages import SeedStage
 
 MEMBERS, KINDS = 32, 6

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from esper.kasmina.layers import MaxPool2d
-from esper.kasmina.layout import channels_last
-from esper.kasmina.pooling_cpu import can_pool_in_slices, max_pool_in_slices
+from esper.kasmina.layers.layers import MaxPool2d
+from esper.kasmina.ops.layout import channels_last
+from esper.kasmina.ops.pooling_cpu import can_pool_in_slices, max_pool_in_slices
 
 
 def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from esper.device import rng
 from esper.kasmina import CNNHost, Population
-from esper.kasmina.random_layers import RowDraws, row_keys
-from esper.kasmina.rows import training_rows
+from esper.kasmina.layers.random_layers import RowDraws, row_keys
+from esper.kasmina.rows.rows import training_rows
 from esper.leyline import InjectionSpec
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from graph_support import rerun_cache

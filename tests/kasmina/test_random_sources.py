@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from esper.kasmina import CNNHost, random_probe
-from esper.kasmina.random_probe import draws_nothing, find_draws
+from esper.kasmina import CNNHost
+from esper.kasmina.layers import random_probe
+from esper.kasmina.layers.random_probe import draws_nothing, find_draws
 from random_support import RandomHost, blueprints_of, random_population, random_seed, train
 from support import KINDS, batch, make_population, refused
 

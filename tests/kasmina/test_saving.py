@@ -20,8 +20,8 @@ from esper.kasmina import (
     PopulationConfig,
     blueprint,
 )
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.losses import cross_entropy
+from esper.kasmina.lifecycle.gates import GateConfig
+from esper.kasmina.training.losses import cross_entropy
 from esper.leyline import BlendStyle, GateSignals, InjectionSpec, SeedStage
 from saving_cases import (
     FIVE,

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.kasmina.losses import cross_entropy
-from esper.kasmina.scaling import MemberScaler, ScalerConfig
+from esper.kasmina.training.losses import cross_entropy
+from esper.kasmina.training.scaling import MemberScaler, ScalerConfig
 from support import batch, make_population, refused
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina.caps import Caps
+from esper.kasmina.lifecycle.caps import Caps
 from esper.leyline import SeedStage
 from saving_cases import every_stage, state
 from support import batch, good_signals, refused

@@ -18,7 +18,7 @@ import sharded_cases
 from esper.device.graphs import reason_against_graphs
 from esper.device.shards import BatchShare
 from esper.kasmina import PopulationConfig
-from esper.kasmina.sharded_store import ALIGNMENT, UnitLayout
+from esper.kasmina.stacked.sharded_store import ALIGNMENT, UnitLayout
 from sharded_cases import CASES, Result
 from support import batch, make_population, refused
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina.caps import Caps
+from esper.kasmina.costs.slot_reporter import SlotReporter
+from esper.kasmina.lifecycle.caps import Caps
 from esper.kasmina.population import Population
-from esper.kasmina.slot_reporter import SlotReporter
 from esper.leyline import AlphaMode, LifecycleOp, SeedStage
 from esper.leyline.signals import SlotReports
 from support import KINDS, batch, bring_to, good_signals, make_population

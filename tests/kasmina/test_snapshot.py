@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina import OptimConfig, Population
-from esper.kasmina.saving import population_tensors
+from esper.kasmina.saving.saving import population_tensors
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.leyline import AlphaMode, BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.signals import NO_BLUEPRINT

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import LifecycleConfig, OptimConfig, Population, PopulationConfig
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.hosts.transformer import TransformerHost
-from esper.kasmina.training import TrainBatch
+from esper.kasmina.lifecycle.gates import GateConfig
+from esper.kasmina.training.training import TrainBatch
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.signals import GateSignals
 from support import BLOCK, KINDS, VOCAB, batch, make_population

@@ -18,8 +18,8 @@ from esper.kasmina import (
     TransformerHost,
     blueprint,
 )
-from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import advance_active_seed, resolve_target_slot
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import InjectionSpec, SeedStage
 from support import (
     BLOCK,

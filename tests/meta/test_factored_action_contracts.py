@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from esper.kasmina import Population
-from esper.kasmina.lifecycle import Lifecycle
+from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.leyline import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from esper.karn.views import RunState, list_runs
-from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.export.member import MorphogeneticModel
 from esper.scripts import export
 from esper.scripts.runs import main as list_runs_command
 from esper.scripts.train import main

@@ -11,7 +11,7 @@ import pytest
 
 from call_support import differences, warm_calls
 from esper.kasmina import Population
-from esper.kasmina.caps import Caps
+from esper.kasmina.lifecycle.caps import Caps
 from esper.leyline import NO_BLUEPRINT, LifecycleOp, ScoreConstants, SeedStage
 from esper.leyline.context import Candidates
 from esper.leyline.signals import TrainingSignals

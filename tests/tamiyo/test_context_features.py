@@ -13,7 +13,7 @@ import pytest
 
 from context_support import PlanDiary
 from engine_support import small_engine
-from esper.kasmina import lifecycle
+from esper.kasmina.lifecycle import lifecycle
 from esper.leyline import VARIED, LifecycleOp, Range
 from esper.tamiyo.baselines import RandomPolicy
 from esper.tamiyo.features import FEATURE_NAMES, batch_signals_to_features

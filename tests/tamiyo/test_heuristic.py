@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.kasmina import LifecycleConfig
-from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import (
     ActionHead,
     BlendStyle,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from esper.kasmina import Population
-from esper.kasmina.caps import Caps, SeedCosts
+from esper.kasmina.lifecycle.caps import Caps, SeedCosts
 from esper.leyline import (
     NO_BLUEPRINT,
     ActionSpec,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from esper.kasmina import LifecycleConfig
-from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import ActionHead, AlphaCurve, BlendStyle, LifecycleOp, SeedStage
 from esper.tamiyo import FixedSchedule, ScheduleConfig, ScheduleEntry
 from support import good_signals, make_population, refused

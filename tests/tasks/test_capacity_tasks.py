@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine_support import small_engine
-from esper.kasmina.counting import count_parameters
+from esper.kasmina.layers.counting import count_parameters
 from esper.leyline.context import ContextSpec, Range
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.tamiyo.baselines import WaitPolicy

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine_support import small_task
-from esper.kasmina.caps import SeedCosts
+from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.leyline import VARIED, RoundContext
 from esper.tasks.context_data import RoundData
 from esper.tasks.contexts import draw_members, draw_round

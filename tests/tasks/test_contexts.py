@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine_support import small_task
-from esper.kasmina.caps import SeedCosts
+from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.leyline import FIXED, NAMED_CONTEXTS, VARIED, ContextSpec, Range, RoundContext
 from esper.tasks import context_data
 from esper.tasks.context_data import RoundData

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina.losses import cross_entropy
+from esper.kasmina.training.losses import cross_entropy
 from esper.tasks.member_functions import MemberFunction
 from esper.tasks.objectives import Objective, choose_loss, make_objective, with_sample_weights
 from support import refused

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina.counting import count_parameters
+from esper.kasmina.layers.counting import count_parameters
 from esper.leyline.signals import GateSignals
 from esper.tasks.data_locations import VARIABLE, find_data
 from esper.tasks.registry import get_task_spec, task_names

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.kasmina.rows import training_rows
+from esper.kasmina.rows.rows import training_rows
 from esper.leyline import SeedStage
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.stages import LIVE_STAGES

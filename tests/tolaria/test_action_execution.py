@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine_support import Diary, random_policy, small_engine, small_task
 from esper.kasmina import LifecycleConfig
-from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.actions import (
     ALPHA_SPEEDS,

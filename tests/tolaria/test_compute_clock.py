@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from context_support import EMPTY, Planner, fixed_budget, member_tensors, planned_engine
-from esper.kasmina.convolution import torch_convolutions
-from esper.kasmina.seed_costs import measure_training_costs
+from esper.kasmina.costs.seed_costs import measure_training_costs
+from esper.kasmina.ops.convolution import torch_convolutions
 from esper.leyline import PLANNED, SeedStage
 from esper.tolaria.compute_clock import ComputeClock
 from support import EVERY_KIND, KINDS, batch, bring_to, make_population, refused

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.kasmina import Lifecycle, LifecycleConfig, Population
-from esper.kasmina.rows import FROM_INPUT, make_plan
+from esper.kasmina.rows.rows import FROM_INPUT, make_plan
 from esper.leyline import BlendStyle, SeedStage
 from esper.leyline.signals import CounterfactualGap
 from esper.leyline.streams import stream_keys

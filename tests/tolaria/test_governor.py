@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.kasmina import Population
-from esper.kasmina.saving import population_tensors
+from esper.kasmina.saving.saving import population_tensors
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.context import PLANNED, VARIED
 from esper.leyline.signals import PanicKind

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import OptimConfig, Population
-from esper.kasmina.losses import cross_entropy
-from esper.kasmina.saving import population_tensors
+from esper.kasmina.saving.saving import population_tensors
 from esper.kasmina.snapshot import finite_members
+from esper.kasmina.training.losses import cross_entropy
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.signals import GovernorVerdicts, PanicKind
 from esper.tolaria.governor import FRESH_STEP, GovernorConfig, TolariaGovernor

@@ -13,8 +13,8 @@ from typing import Final
 import numpy as np
 
 from esper.growing.topologies import EMPTY, Topology, with_seed
-from esper.kasmina.caps import SeedCosts
-from esper.kasmina.seed_costs import TrainingCosts
+from esper.kasmina.costs.seed_costs import TrainingCosts
+from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.leyline.arrays import Bools
 from esper.leyline.signals import NO_BLUEPRINT
 

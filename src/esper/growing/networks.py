@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from esper.growing.budget import Budget
 from esper.growing.runs import Row
 from esper.growing.topologies import EMPTY, Topology, with_seed
-from esper.kasmina.counting import count_parameters, count_training_macs
+from esper.kasmina.layers.counting import count_parameters, count_training_macs
 from esper.kasmina.tracing import (
     HostTrace,
     Inputs,

@@ -20,7 +20,7 @@ from esper.growing.runs import Row
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged
 from esper.growing.stored import plain_path
 from esper.growing.verdict import Facts, Judged, tried_of, verdict
-from esper.kasmina.counting import count_parameters
+from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError

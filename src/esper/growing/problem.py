@@ -18,7 +18,7 @@ from esper.growing.model_checks import check_against_model, model_failure
 from esper.growing.parts import GrowPart, Inputs
 from esper.growing.settings import GrowSettings
 from esper.growing.streams import StreamSource
-from esper.kasmina.initialisation import build
+from esper.kasmina.layers.initialisation import build
 from esper.kasmina.tracing import HostTrace, trace_model
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import user_callback

@@ -14,7 +14,7 @@ from torch import nn
 from esper.growing.folder import RESULT, GrowInfo, read_info, read_table
 from esper.growing.runs import Origin, Recipe, Table
 from esper.growing.stored import Model, StoredNetworks
-from esper.kasmina.export import export_model, require_suffix
+from esper.kasmina.export.export import export_model, require_suffix
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.storage.sealed_json import read_document

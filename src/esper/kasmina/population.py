@@ -33,11 +33,35 @@ from esper.device.selection import parse_device
 from esper.device.shards import shards_for
 from esper.device.streams import any_stream
 from esper.device.upload import upload
-from esper.kasmina.arguments import IntLike, as_integers
+from esper.kasmina.costs.probe import (
+    HostProbe,
+    probe_host,
+    probe_seed,
+    runs_channels_last,
+    trace_shapes,
+)
+from esper.kasmina.costs.seed_costs import SeedSizes
+from esper.kasmina.costs.slot_reporter import SlotReporter
 from esper.kasmina.executors.base import check_input, check_tensor
 from esper.kasmina.executors.choice import ExecutorChoice, choose_executor, seed_vmap_failure
-from esper.kasmina.lifecycle import Lifecycle
-from esper.kasmina.losses import (
+from esper.kasmina.export.member import MorphogeneticModel
+from esper.kasmina.layers.random_layers import row_keys
+from esper.kasmina.lifecycle.arguments import IntLike, as_integers
+from esper.kasmina.lifecycle.lifecycle import Lifecycle
+from esper.kasmina.rows.padding import PlanBufferCache
+from esper.kasmina.rows.rows import (
+    RowPlan,
+    RowTable,
+    make_plan,
+    member_rows,
+    training_rows,
+    whole_rows,
+)
+from esper.kasmina.saving.population_config import PopulationConfig as PopulationConfig
+from esper.kasmina.saving.saving import load_population, save_population
+from esper.kasmina.saving.selection import copy_members
+from esper.kasmina.stacked.network import StackedNetwork
+from esper.kasmina.training.losses import (
     RowLoss,
     check_labels,
     count_correct,
@@ -45,20 +69,9 @@ from esper.kasmina.losses import (
     row_targets,
     scaled_loss,
 )
-from esper.kasmina.member import MorphogeneticModel
-from esper.kasmina.network import StackedNetwork
-from esper.kasmina.padding import PlanBufferCache
-from esper.kasmina.population_config import PopulationConfig as PopulationConfig
-from esper.kasmina.probe import HostProbe, probe_host, probe_seed, runs_channels_last, trace_shapes
-from esper.kasmina.random_layers import row_keys
-from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
-from esper.kasmina.saving import load_population, save_population
-from esper.kasmina.scaling import MemberScaler
-from esper.kasmina.seed_costs import SeedSizes
-from esper.kasmina.seed_draws import draw_seeds
-from esper.kasmina.selection import copy_members
-from esper.kasmina.slot_reporter import SlotReporter
-from esper.kasmina.training import TrainBatch, Trainer
+from esper.kasmina.training.scaling import MemberScaler
+from esper.kasmina.training.seed_draws import draw_seeds
+from esper.kasmina.training.training import TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.compute import ExecutorName

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from esper.device.upload import upload
-from esper.kasmina.optim import StackedOptimizer
 from esper.kasmina.population import Population
-from esper.kasmina.store import ParameterStore
-from esper.kasmina.training import GATE_KEY, HOST_KEY
+from esper.kasmina.stacked.store import ParameterStore
+from esper.kasmina.training.optim import StackedOptimizer
+from esper.kasmina.training.training import GATE_KEY, HOST_KEY
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError

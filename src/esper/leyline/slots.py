@@ -11,7 +11,7 @@ from esper.leyline.stages import SeedStage
 
 Topology = Literal["cnn", "transformer", "mlp", "signal"]
 TOPOLOGIES: Final[tuple[Topology, ...]] = ("cnn", "transformer", "mlp", "signal")
-"""Images, sequences, vectors and signals; `kasmina.host_checks.LAYOUTS` has their axes."""
+"""Images, sequences, vectors and signals; `kasmina.layers.host_checks.LAYOUTS` has their axes."""
 
 _SLOT_ID: Final = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 

@@ -18,7 +18,7 @@ from esper.leyline.errors import install_hint
 from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
-    from esper.kasmina.kernels.build_times import KernelBuilds
+    from esper.kasmina.ops.kernels.build_times import KernelBuilds
     from esper.tolaria.engine import VectorizedEngine
 
 PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
@@ -124,7 +124,7 @@ def _version(package: str) -> str:
 
 def executor_lines(config: Doctor) -> list[str]:
     """Executor of a run on the task under both profiles, and why."""
-    from esper.kasmina.kernels.build_times import count_builds
+    from esper.kasmina.ops.kernels.build_times import count_builds
     from esper.simic.training.config import PopulationConfig, TaskConfig
     from esper.tasks.listing import locate_task_data
     from esper.tolaria.engine import VectorizedEngine
@@ -167,7 +167,7 @@ def sharded_line() -> str:
 def kernel_line(engine: VectorizedEngine) -> str:
     """Kernels used for the members: torch's or ours, and why."""
     from esper.device.triton_support import can_build_kernels
-    from esper.kasmina import block_cpu
+    from esper.kasmina.ops import block_cpu
 
     choice = engine.env.model.choice
     if engine.device.type != "cuda":
@@ -188,8 +188,8 @@ def fused_lines(engine: VectorizedEngine) -> list[str]:
     """Blocks of the task that one kernel computes, if that is asked for; empty without a GPU."""
     if engine.device.type != "cuda" or engine.env.model.network.topology != "cnn":
         return []
-    from esper.kasmina.block_report import block_lines
-    from esper.kasmina.kernels.compiled import obstacle
+    from esper.kasmina.costs.block_report import block_lines
+    from esper.kasmina.ops.kernels.compiled import obstacle
 
     problem = obstacle(engine.device)
     if problem is not None:

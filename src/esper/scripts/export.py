@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def export(config: Export) -> None:
     """Write the network. Imports are local, so that --help is fast."""
-    from esper.kasmina.export import export_model, require_suffix
+    from esper.kasmina.export.export import export_model, require_suffix
     from esper.scripts.cli.run_paths import find_run
     from esper.scripts.cli.user_objects import user_files
     from esper.storage.run_files import RUN
@@ -90,7 +90,7 @@ def _grown(run: Path, config: Export, own: Any) -> _Found:
 
 def _member(run: Path, config: Export, own: Any) -> _Found:
     """The best member that `esper train` kept, within limits."""
-    from esper.kasmina.counting import count_parameters
+    from esper.kasmina.layers.counting import count_parameters
     from esper.simic.training.runs.folder import members_dir
     from esper.simic.training.runs.kept_members import best_member, load_member, member_example
 

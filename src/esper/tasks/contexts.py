@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from esper.kasmina.caps import SeedCosts
+from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.context import ContextSpec, MemberContexts, Range, RoundContext
 from esper.leyline.errors import EsperError, shown

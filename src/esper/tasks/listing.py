@@ -99,7 +99,7 @@ def host_size(spec: TaskSpec) -> tuple[int, int]:
     """Return parameter count and MACs of the host; preserves torch's random state."""
     import torch
 
-    from esper.kasmina.counting import count_macs, count_parameters
+    from esper.kasmina.layers.counting import count_macs, count_parameters
 
     kind = torch.int64 if spec.topology == "transformer" else torch.float32
     sample = torch.zeros((1, *spec.input_shape), dtype=kind)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.losses import IGNORED, RowLoss, cross_entropy
+from esper.kasmina.training.losses import IGNORED, RowLoss, cross_entropy
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError, unknown_name
 from esper.tasks.member_functions import MemberFunction, fit_constant

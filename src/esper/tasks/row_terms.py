@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina.losses import IGNORED
+from esper.kasmina.training.losses import IGNORED
 from esper.leyline.errors import EsperError
 
 _HUBER_HALVINGS: Final = 60

@@ -252,7 +252,7 @@ def suffix_macs(population: Population, x: Tensor) -> Ints:
     """Return `[S]` MACs per sample of the host's segments after each slot; `x` is `[B, ...]`."""
     import torch
 
-    from esper.kasmina.counting import count_macs, flop_counter
+    from esper.kasmina.layers.counting import count_macs, flop_counter
 
     network = population.network
     host = network.host.template

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from esper.device.graphs import GraphCache
 from esper.kasmina.population import Population
-from esper.kasmina.rows import RowPlan, RowTable
-from esper.kasmina.scaling import MemberScaler
-from esper.kasmina.training import TrainBatch
+from esper.kasmina.rows.rows import RowPlan, RowTable
+from esper.kasmina.training.scaling import MemberScaler
+from esper.kasmina.training.training import TrainBatch
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
 from esper.tasks.objectives import Merit

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from esper.kasmina.caps import Caps, SeedCosts
+from esper.kasmina.costs.seed_costs import TrainingCosts, measure_training_costs
+from esper.kasmina.lifecycle.caps import Caps, SeedCosts
 from esper.kasmina.population import Population
-from esper.kasmina.seed_costs import TrainingCosts, measure_training_costs
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.context import (

@@ -21,9 +21,9 @@ from typing import Final
 
 import numpy as np
 
-from esper.kasmina.lifecycle import Lifecycle
+from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.population import Population
-from esper.kasmina.rows import FROM_INPUT, RowTable
+from esper.kasmina.rows.rows import FROM_INPUT, RowTable
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import CounterfactualGap, Counterfactuals

@@ -1,7 +1,7 @@
 """Train batches for all members from one shared copy of the data.
 
 Images are kept as uint8; batches are gathered, augmented and normalised on the device, on a GPU by
-one fused kernel (`kasmina.kernels.batches`). Data that do not fit on the device stay in host
+one fused kernel (`kasmina.ops.kernels.batches`). Data that do not fit on the device stay in host
 memory: batches are gathered into pinned memory and copied on a separate stream during training.
 
 Each member iterates over epochs in its own permutations, derived from (seed, round, member, epoch).
@@ -233,7 +233,7 @@ class SharedBatchIterator:
         mean_std_C: tuple[Tensor, Tensor],
         out: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
-        from esper.kasmina.kernels.batches import gather_batch
+        from esper.kasmina.ops.kernels.batches import gather_batch
 
         padding = CROP_PADDING if self.augmentation == "crop_flip" else 0
         return gather_batch(

@@ -21,7 +21,7 @@ import numpy as np
 from esper.device.graphs import GraphCache, GraphReport
 from esper.device.streams import new_stream, on_stream
 from esper.device.transfer import fetch
-from esper.kasmina.gates import gate_signals
+from esper.kasmina.lifecycle.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Doubles, Floats

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.kasmina.arguments import as_integers
-from esper.kasmina.scaling import MemberScaler
+from esper.kasmina.lifecycle.arguments import as_integers
+from esper.kasmina.training.scaling import MemberScaler
 from esper.leyline.arrays import Ints
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.optim import StackedOptimizer
 from esper.kasmina.population import Population
-from esper.kasmina.scaling import MemberScaler
+from esper.kasmina.training.optim import StackedOptimizer
+from esper.kasmina.training.scaling import MemberScaler
 from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Codes, Doubles, Ints
 from esper.leyline.errors import EsperError

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from esper.kasmina.lifecycle import Lifecycle
+from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.population import Population
 from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Doubles, Ints, read_only

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.kasmina.lifecycle import Lifecycle
+from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.population import Population
 from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec
 from esper.leyline.arrays import Doubles, Floats, Ints, read_only

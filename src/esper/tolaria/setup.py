@@ -18,10 +18,10 @@ from esper.device.graphs import CudaRecorder, GraphCache, reason_against_graphs
 from esper.device.selection import parse_device
 from esper.device.shards import join_shards
 from esper.device.triton_support import can_use_kernels
-from esper.kasmina.block_cpu import obstacle as block_obstacle
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.fused import input_buffer
+from esper.kasmina.ops.block_cpu import obstacle as block_obstacle
+from esper.kasmina.ops.fused import input_buffer
 from esper.kasmina.population import Population
 from esper.leyline.compute import GraphMode, KernelName, Precision
 from esper.tasks.spec import TaskData, TaskSpec

@@ -20,7 +20,7 @@ from torch import Tensor
 from esper.device.graphs import GraphCache
 from esper.device.upload import upload
 from esper.kasmina.population import Population
-from esper.kasmina.rows import PlanBuffers, RowPlan, RowTable
+from esper.kasmina.rows.rows import PlanBuffers, RowPlan, RowTable
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.tasks.context_data import RoundData

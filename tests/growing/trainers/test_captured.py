@@ -33,7 +33,7 @@ from esper.growing.trainers.feeds import HostFeed, ResidentFeed
 from esper.growing.trainers.kind import PLAIN, kind_key
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.program import Program
-from esper.kasmina.random_layers import Site
+from esper.kasmina.layers.random_layers import Site
 from esper.leyline.errors import EsperError
 
 TASK = make_task(table_data())

@@ -14,7 +14,7 @@ from kernel_support import DEVICE, INTERPRETED, choose_kernels, examples, requir
 
 require_kernels()
 
-from esper.kasmina.kernels.batches import gather_batch  # noqa: E402
+from esper.kasmina.ops.kernels.batches import gather_batch  # noqa: E402
 
 
 def data(shape: tuple[int, ...], kind: type = np.uint8, seed: int = 0) -> tuple:

@@ -1,4 +1,4 @@
-"""The blend kernel computes the operators of `kasmina.blending`, and their gradients."""
+"""The blend kernel computes the operators of `kasmina.layers.blending`, and their gradients."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.kasmina.blending import update_rows
+from esper.kasmina.layers.blending import update_rows
 from esper.leyline import BlendStyle
 from kernel_support import DEVICE, HALF, close, examples, numbers, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.blend import BlendRows, blend_rows, gates_fit  # noqa: E402
-from esper.kasmina.kernels.rows import dense, fork  # noqa: E402
+from esper.kasmina.ops.kernels.blend import BlendRows, blend_rows, gates_fit  # noqa: E402
+from esper.kasmina.ops.kernels.rows import dense, fork  # noqa: E402
 
 ADD, MULTIPLY, GATE = (int(style) for style in BlendStyle)
 

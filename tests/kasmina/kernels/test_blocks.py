@@ -22,18 +22,18 @@ from block_support import (
     shape,
 )
 from emulation_support import emulate, require_compiler
-from esper.kasmina import fused
-from esper.kasmina.blending import update_rows
-from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.blueprints.conv_heavy import ConvHeavy
 from esper.kasmina.executors import vmap as vmap_executor
 from esper.kasmina.hosts.cnn import ConvBlock
-from esper.kasmina.kernels import block_plan, blocks
-from esper.kasmina.kernels.block_args import BlockArgs
-from esper.kasmina.kernels.block_plan import MOST_SHARED, plan
-from esper.kasmina.kernels.layout import empty_activation, only_live
-from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds
-from esper.kasmina.layers import Conv2d
+from esper.kasmina.layers.blending import update_rows
+from esper.kasmina.layers.layers import Conv2d
+from esper.kasmina.ops import fused
+from esper.kasmina.ops.block_parameters import BlockParameters
+from esper.kasmina.ops.kernels import block_plan, blocks
+from esper.kasmina.ops.kernels.block_args import BlockArgs
+from esper.kasmina.ops.kernels.block_plan import MOST_SHARED, plan
+from esper.kasmina.ops.kernels.layout import empty_activation, only_live
+from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
 from esper.leyline import BlendStyle
 from kernel_support import choose_kernels, require_kernels
 from support import batch, make_population
@@ -244,7 +244,7 @@ def test_modules_use_blocks_only_where_asked(module, monkeypatch):
     real = blocks.convolve_normalised
     monkeypatch.setattr(blocks, "convolve_normalised", lambda *a: (calls.append(a[5]), real(*a))[1])
     monkeypatch.setattr(blocks, "obstacle", lambda block, device: block.obstacle())
-    choose_kernels(monkeypatch, "esper.kasmina.fused", ours=True)
+    choose_kernels(monkeypatch, "esper.kasmina.ops.fused", ours=True)
     x = torch.randn(3, 8, 4, 4)
     expected = module(x)
     assert not calls
@@ -255,7 +255,7 @@ def test_modules_use_blocks_only_where_asked(module, monkeypatch):
 
 
 def test_blocks_of_another_shape_are_left_to_others(monkeypatch):
-    choose_kernels(monkeypatch, "esper.kasmina.fused", ours=True)
+    choose_kernels(monkeypatch, "esper.kasmina.ops.fused", ours=True)
     for inputs, outputs, side in ((64, 64, 8), (12, 8, 8), (8, 8, 64), (8, 8, 1), (8, 24, 8)):
         x, weight = torch.zeros(2, inputs, side, side), torch.zeros(outputs, inputs, 3, 3)
         own = torch.zeros(outputs), torch.zeros(outputs)
@@ -412,7 +412,7 @@ def test_members_train_as_if_rows_were_gathered(padded, styles, monkeypatch):
     expected = trained(False, styles)
     in_half(in_place)
     monkeypatch.setattr(blocks, "obstacle", lambda block, device: block.obstacle())
-    choose_kernels(monkeypatch, "esper.kasmina.fused", ours=True)
+    choose_kernels(monkeypatch, "esper.kasmina.ops.fused", ours=True)
     found = trained(padded, styles)
     assert len(added) == 6
     most = [2e-2] * len(expected)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from esper.device.triton_support import can_build_kernels
-from esper.kasmina.kernels import build_times
-from esper.kasmina.kernels.build_times import (
+from esper.kasmina.ops.kernels import build_times
+from esper.kasmina.ops.kernels.build_times import (
     KernelBuilds,
     compile_seconds,
     count_builds,

@@ -12,10 +12,10 @@ from block_support import TASK_SHAPES, shape
 from esper.device.kernel_cache import CACHE_VARIABLE, cache_folder
 from esper.device.nvrtc import CompileError, find_nvrtc
 from esper.kasmina import Population
-from esper.kasmina.block_report import block_lines
+from esper.kasmina.costs.block_report import block_lines
 from esper.kasmina.hosts.cnn import CNNHost
-from esper.kasmina.kernels import compiled
-from esper.kasmina.kernels.block_plan import plan
+from esper.kasmina.ops.kernels import compiled
+from esper.kasmina.ops.kernels.block_plan import plan
 
 BLOCK = plan(shape(8, 8, 4))
 
@@ -75,8 +75,8 @@ def test_a_cache_that_cannot_be_written_is_said_and_does_without(monkeypatch, tm
 
 ONE_OF_TWO = """
 import sys
-from esper.kasmina.kernels import compiled
-from esper.kasmina.kernels.block_plan import BlockShape, plan
+from esper.kasmina.ops.kernels import compiled
+from esper.kasmina.ops.kernels.block_plan import BlockShape, plan
 
 class Compiler:
     version = (13, 0)

@@ -17,14 +17,14 @@ from kernel_support import HALF, INTERPRETED, close, examples, numbers, require_
 
 require_kernels()
 
-from esper.kasmina.kernels.convolution import convolve  # noqa: E402
-from esper.kasmina.kernels.depthwise import convolve_alone  # noqa: E402
-from esper.kasmina.kernels.layout import laid_out, pixel_stride  # noqa: E402
+from esper.kasmina.ops.kernels.convolution import convolve  # noqa: E402
+from esper.kasmina.ops.kernels.depthwise import convolve_alone  # noqa: E402
+from esper.kasmina.ops.kernels.layout import laid_out, pixel_stride  # noqa: E402
 
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from esper.kasmina.kernels.convolution import PIXELS, _convolve
+from esper.kasmina.ops.kernels.convolution import PIXELS, _convolve
 
 names = _convolve.arg_names
 numbers = ["*bf16"] * 3 + ["i32"] * 4

@@ -15,10 +15,11 @@ from torch import nn
 
 import support
 from esper.device.triton_support import can_build_kernels, can_use_kernels
-from esper.kasmina import Population, fused
-from esper.kasmina.counting import count_macs
-from esper.kasmina.pooling import max_pool2d
-from esper.kasmina.store import ParameterStore
+from esper.kasmina import Population
+from esper.kasmina.layers.counting import count_macs
+from esper.kasmina.ops import fused
+from esper.kasmina.ops.pooling import max_pool2d
+from esper.kasmina.stacked.store import ParameterStore
 from esper.tolaria import SharedBatchIterator
 from support import batch, make_population, tiny_host
 
@@ -47,7 +48,9 @@ def test_without_triton_everything_runs_and_no_kernel_is_loaded():
         env=os.environ | {"PYTHONPATH": paths},
     )
     assert done.returncode == 0, done.stderr
-    assert not [name for name in done.stdout.split() if name.startswith("esper.kasmina.kernels.")]
+    assert not [
+        name for name in done.stdout.split() if name.startswith("esper.kasmina.ops.kernels.")
+    ]
 
 
 def test_kernels_need_triton_and_a_compiler(monkeypatch):
@@ -134,8 +137,15 @@ def test_an_image_that_32_bits_cannot_address_twice_is_torchs():
 @pytest.mark.skipif(not can_build_kernels(), reason="needs triton and a C compiler")
 def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
     """Each kernel's door is replaced by one that only notes that it was opened."""
-    from esper.kasmina.kernels import batches, convolution, depthwise, normalise, pooling, update
-    from esper.kasmina.kernels.gradients import ConvolutionKernels
+    from esper.kasmina.ops.kernels import (
+        batches,
+        convolution,
+        depthwise,
+        normalise,
+        pooling,
+        update,
+    )
+    from esper.kasmina.ops.kernels.gradients import ConvolutionKernels
 
     opened = set()
 
@@ -185,8 +195,8 @@ def test_pooling_costs_no_macs_and_holds_no_parameters():
 
 
 def test_a_store_without_parameters_has_no_update_to_make():
-    from esper.kasmina.initialisation import Initialiser
-    from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
+    from esper.kasmina.layers.initialisation import Initialiser
+    from esper.kasmina.training.optim import OptimConfig, StackedOptimizer, gradient_norm
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     store = ParameterStore(Initialiser(nn.ReLU), 3, device)

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.initialisation import Initialiser
-from esper.kasmina.layers import Conv2d, Linear
+from esper.kasmina.layers.initialisation import Initialiser
+from esper.kasmina.layers.layers import Conv2d, Linear
 from esper.leyline.streams import stream_keys
 from kernel_support import DEVICE, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.draws import draw_rows  # noqa: E402
+from esper.kasmina.ops.kernels.draws import draw_rows  # noqa: E402
 
 KEYS = stream_keys(3, "member", np.arange(5), "slot", "r0c1")
 

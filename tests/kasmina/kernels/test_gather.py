@@ -9,7 +9,7 @@ from kernel_support import DEVICE, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.gather import gather_rows, scatter_rows  # noqa: E402
+from esper.kasmina.ops.kernels.gather import gather_rows, scatter_rows  # noqa: E402
 
 CASES = {
     "few": (6, [3, 0, 5], [False, True, False], 70),

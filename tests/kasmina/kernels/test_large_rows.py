@@ -21,10 +21,11 @@ if not INTERPRETED:
 
 from triton.runtime import interpreter  # noqa: E402
 
-from esper.kasmina import fused  # noqa: E402
-from esper.kasmina.flat_draws import FlatDraws  # noqa: E402
-from esper.kasmina.initialisation import Initialiser  # noqa: E402
-from esper.kasmina.kernels import (  # noqa: E402
+from esper.kasmina.layers.initialisation import Initialiser  # noqa: E402
+from esper.kasmina.layers.layers import Linear  # noqa: E402
+from esper.kasmina.ops import fused  # noqa: E402
+from esper.kasmina.ops.flat_draws import FlatDraws  # noqa: E402
+from esper.kasmina.ops.kernels import (  # noqa: E402
     convolution,
     depthwise,
     draws,
@@ -37,8 +38,7 @@ from esper.kasmina.kernels import (  # noqa: E402
     sums,
     update,
 )
-from esper.kasmina.layers import Linear  # noqa: E402
-from esper.kasmina.optim import OptimConfig  # noqa: E402
+from esper.kasmina.training.optim import OptimConfig  # noqa: E402
 
 FEW, LAST = 16, 2
 """Along an axis of more than FEW programs, the LAST are run."""

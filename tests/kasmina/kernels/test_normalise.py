@@ -13,8 +13,8 @@ from kernel_support import HALF, close, examples, numbers, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.layout import laid_out  # noqa: E402
-from esper.kasmina.kernels.normalise import Normalise, supported  # noqa: E402
+from esper.kasmina.ops.kernels.layout import laid_out  # noqa: E402
+from esper.kasmina.ops.kernels.normalise import Normalise, supported  # noqa: E402
 
 
 def ours(groups, relu):

@@ -15,8 +15,8 @@ from kernel_support import DEVICE, examples, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.layout import laid_out  # noqa: E402
-from esper.kasmina.kernels.pooling import BLOCK, max_pool  # noqa: E402
+from esper.kasmina.ops.kernels.layout import laid_out  # noqa: E402
+from esper.kasmina.ops.kernels.pooling import BLOCK, max_pool  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FEW = (-1.0, 0.0, 0.0, 1.0, 2.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.kasmina import LifecycleConfig, Population, PopulationConfig, fused
-from esper.kasmina.gates import GateConfig
+from esper.kasmina import LifecycleConfig, Population, PopulationConfig
+from esper.kasmina.lifecycle.gates import GateConfig
+from esper.kasmina.ops import fused
 from esper.leyline import BlendStyle, SeedStage
 from kernel_support import DEVICE, HALF, require_kernels
 from support import KINDS, batch, bring_to

@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from esper.kasmina import Population
+from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors import vmap
 from esper.kasmina.hosts.cnn import ConvBlock
-from esper.kasmina.layers import MaxPool2d
-from esper.kasmina.network import FusedRun
-from esper.kasmina.seed_places import Segment
+from esper.kasmina.layers.layers import MaxPool2d
+from esper.kasmina.stacked.network import FusedRun
 from esper.leyline import BlendStyle, SeedStage
 from kernel_support import DEVICE, HALF, close, examples, numbers, require_kernels
 from support import batch, bring_to, make_population
 
 require_kernels()
 
-from esper.kasmina.kernels.layout import Room, leave_room, output_activation  # noqa: E402
-from esper.kasmina.kernels.rows import fork, give_back, join  # noqa: E402
+from esper.kasmina.ops.kernels.layout import Room, leave_room, output_activation  # noqa: E402
+from esper.kasmina.ops.kernels.rows import fork, give_back, join  # noqa: E402
 
 
 def index(values):

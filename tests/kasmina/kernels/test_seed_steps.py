@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.func import functional_call, stack_module_state
 
-from esper.kasmina.blending import update_rows
+from esper.kasmina.layers.blending import update_rows
 from esper.leyline import BlendStyle
 from kernel_support import DEVICE, close, numbers, require_kernels
 
 require_kernels()
 
 from esper.kasmina.blueprints.registry import BlueprintRegistry  # noqa: E402
-from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds  # noqa: E402
+from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds  # noqa: E402
 
 ROWS, ALPHA = [4, 2, 1, 2], [0.5, 0.0, 1.0, 0.0]
 USED, UNUSED = [0, 2], [1, 3]

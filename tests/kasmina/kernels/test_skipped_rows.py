@@ -10,15 +10,15 @@ from kernel_support import DEVICE, HALF, close, numbers, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels import convolution, depthwise, layout  # noqa: E402
-from esper.kasmina.kernels import excite as excite_module  # noqa: E402
-from esper.kasmina.kernels import normalise as normalise_module  # noqa: E402
-from esper.kasmina.kernels.convolution import convolve  # noqa: E402
-from esper.kasmina.kernels.depthwise import convolve_alone  # noqa: E402
-from esper.kasmina.kernels.excite import excite, squeeze  # noqa: E402
-from esper.kasmina.kernels.layout import live_rows, only_live  # noqa: E402
-from esper.kasmina.kernels.normalise import normalise  # noqa: E402
-from esper.kasmina.kernels.rows import fork  # noqa: E402
+from esper.kasmina.ops.kernels import convolution, depthwise, layout  # noqa: E402
+from esper.kasmina.ops.kernels import excite as excite_module  # noqa: E402
+from esper.kasmina.ops.kernels import normalise as normalise_module  # noqa: E402
+from esper.kasmina.ops.kernels.convolution import convolve  # noqa: E402
+from esper.kasmina.ops.kernels.depthwise import convolve_alone  # noqa: E402
+from esper.kasmina.ops.kernels.excite import excite, squeeze  # noqa: E402
+from esper.kasmina.ops.kernels.layout import live_rows, only_live  # noqa: E402
+from esper.kasmina.ops.kernels.normalise import normalise  # noqa: E402
+from esper.kasmina.ops.kernels.rows import fork  # noqa: E402
 
 ROWS, CHANNELS = 3, 4
 LIVE = torch.tensor([1.0, 0.0, 0.5], device=DEVICE)

@@ -9,7 +9,7 @@ from kernel_support import DEVICE, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.sums import add_parts  # noqa: E402
+from esper.kasmina.ops.kernels.sums import add_parts  # noqa: E402
 
 
 @pytest.mark.parametrize("parts", [1, 2, 7, 64, 300])

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.kasmina.initialisation import Initialiser
-from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
-from esper.kasmina.store import ParameterStore
+from esper.kasmina.layers.initialisation import Initialiser
+from esper.kasmina.stacked.store import ParameterStore
+from esper.kasmina.training.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.leyline import BlendStyle, stream_keys
 from kernel_support import DEVICE, choose_kernels, examples, require_kernels
 from support import batch, make_population
 
 require_kernels()
 
-from esper.kasmina.kernels.update import NORM_BLOCK, NORM_ROUNDS, row_norms  # noqa: E402
+from esper.kasmina.ops.kernels.update import NORM_BLOCK, NORM_ROUNDS, row_norms  # noqa: E402
 
 CASES = [
     OptimConfig(kind="sgd", momentum=0.0, clip_norm=None),
@@ -48,7 +48,7 @@ class Learner:
 
     def step(self, grad, rates, active, clipped: bool = True) -> torch.Tensor:
         with pytest.MonkeyPatch.context() as patch:
-            choose_kernels(patch, "esper.kasmina.optim", self.ours)
+            choose_kernels(patch, "esper.kasmina.training.optim", self.ours)
             self.store.flat_EP.grad = grad
             norm = gradient_norm(self.store)
             self.optimizer.step("key", self.store, rates, norm if clipped else None, active)
@@ -171,7 +171,7 @@ def test_a_population_with_seeds_trains_as_with_torchs_update(kind, monkeypatch)
     """One member has a seed that learns, the other's bank rests."""
     trained = {}
     for ours in (True, False):
-        choose_kernels(monkeypatch, "esper.kasmina.optim", ours)
+        choose_kernels(monkeypatch, "esper.kasmina.training.optim", ours)
         population = make_population(members=2, device=DEVICE, optim=OptimConfig(kind=kind))
         population.plant([1], "r0c1", "conv_light", BlendStyle.ADD)
         x, y = (part.to(DEVICE) for part in batch(2, size=3))

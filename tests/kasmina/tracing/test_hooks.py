@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina import OptimConfig, Population, PopulationConfig
+from esper.kasmina.costs.seed_costs import measure_training_costs
 from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.export import export_pt2
-from esper.kasmina.gates import GateConfig
-from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.random_layers import RowDraws, RowStreams
-from esper.kasmina.rows import make_plan, training_rows, whole_rows
-from esper.kasmina.seed_costs import measure_training_costs
+from esper.kasmina.export.export import export_pt2
+from esper.kasmina.layers.random_layers import RowDraws, RowStreams
+from esper.kasmina.lifecycle.gates import GateConfig
+from esper.kasmina.lifecycle.lifecycle import LifecycleConfig
+from esper.kasmina.rows.rows import make_plan, training_rows, whole_rows
 from esper.kasmina.tracing import HostTrace, plain_model, trace_model
 from esper.leyline import BlendStyle, EsperError, SeedStage
 from hooked_models import CLASSES, HOOKED, WIDTH, BranchingCNN, Encoder, LoopingMLP

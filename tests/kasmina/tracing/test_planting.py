@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina import Population
-from esper.kasmina.counting import count_parameters
+from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves.describe import describe
 from esper.kasmina.plain_saves.rebuild import rebuild
 from esper.kasmina.tracing import (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina import OptimConfig, Population, PopulationConfig
-from esper.kasmina.export import export_onnx, export_pt2
+from esper.kasmina.export.export import export_onnx, export_pt2
 from esper.kasmina.plain_saves import load_plain, save_plain
 from esper.kasmina.tracing import HostTrace, plain_model, trace_model
 from esper.leyline import BlendStyle

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import Population, PopulationConfig
-from esper.kasmina.member import MorphogeneticModel
-from esper.kasmina.network import StackedNetwork
+from esper.kasmina.export.member import MorphogeneticModel
+from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.tracing import plain_model, trace_model
 from esper.leyline import EsperError
 from peculiar_models import (

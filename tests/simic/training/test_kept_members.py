@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.export.member import MorphogeneticModel
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import EpisodeOutcome
 from esper.scripts import export

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.device.rng import derive_keys
 from esper.device.upload import upload
-from esper.kasmina.random_layers import RowDraws, RowStreams, Site
+from esper.kasmina.layers.random_layers import RowDraws, RowStreams, Site
 from esper.leyline.streams import GOLDEN, stream_keys, stream_seed
 
 

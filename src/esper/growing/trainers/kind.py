@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from esper.kasmina.random_layers import Site
+from esper.kasmina.layers.random_layers import Site
 
 
 @dataclass(frozen=True, slots=True)

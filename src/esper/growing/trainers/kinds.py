@@ -25,7 +25,7 @@ from esper.growing.trainers.job import Job
 from esper.growing.trainers.kind import Kind, gather, kind_key, laid_out
 from esper.growing.trainers.program import Capture, Program, named_state
 from esper.growing.trainers.task import Task
-from esper.kasmina.random_probe import draws_nothing, find_draws
+from esper.kasmina.layers.random_probe import draws_nothing, find_draws
 from esper.kasmina.tracing import Inputs
 from esper.leyline.user_errors import is_out_of_memory
 

@@ -33,7 +33,7 @@ from esper.growing.trainers.program import Program
 from esper.growing.trainers.shard_draws import WholeBatchDraws
 from esper.growing.trainers.shard_units import SMALL, Calls, choose_units, watch_calls
 from esper.growing.trainers.task import Task
-from esper.kasmina.sharded_norm import whole_batch_norms
+from esper.kasmina.ops.sharded_norm import whole_batch_norms
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code
 

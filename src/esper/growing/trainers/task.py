@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from esper.growing.measuring import kept_outputs
 from esper.growing.metric_forms import Metric
 from esper.growing.trainers.data import BatchSource, ResidentOrder, Samples, StreamReader
-from esper.kasmina.losses import RowLoss, cross_entropy
 from esper.kasmina.tracing import Inputs
+from esper.kasmina.training.losses import RowLoss, cross_entropy
 from esper.tasks.objectives import TrainingLoss
 
 VAL_BATCH: Final = 1024

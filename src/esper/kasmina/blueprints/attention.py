@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina import fused
-from esper.kasmina.block_parameters import ExciteParameters, StepParameters
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import LayerScale, Linear
+from esper.kasmina.layers.layers import LayerScale, Linear
+from esper.kasmina.ops import fused
+from esper.kasmina.ops.block_parameters import ExciteParameters, StepParameters
 
 SQUEEZE = 4
 """Hidden channels are a quarter of the width, at least two."""

@@ -7,7 +7,7 @@ import math
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.sequence import ZERO, CausalAttention
+from esper.kasmina.layers.sequence import ZERO, CausalAttention
 
 HEAD_WIDTH = 16
 """Channels per head, if they divide the width."""

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from esper.kasmina.block_parameters import StepParameters, block_with_relu, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_norm_relu, conv_scaled_norm
+from esper.kasmina.layers.layers import (
+    ChannelNorm,
+    Conv2d,
+    LayerScale,
+    conv_norm_relu,
+    conv_scaled_norm,
+)
+from esper.kasmina.ops.block_parameters import StepParameters, block_with_relu, scaled_block
 
 
 @blueprint("conv_heavy", topologies=("cnn",))

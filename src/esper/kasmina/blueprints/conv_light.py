@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from esper.kasmina.block_parameters import StepParameters, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_scaled_norm
+from esper.kasmina.layers.layers import ChannelNorm, Conv2d, LayerScale, conv_scaled_norm
+from esper.kasmina.ops.block_parameters import StepParameters, scaled_block
 
 
 @blueprint("conv_light", topologies=("cnn",))

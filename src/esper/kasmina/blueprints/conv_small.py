@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from esper.kasmina import fused
-from esper.kasmina.block_parameters import ConvParameters, StepParameters
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.convolution import conv2d
-from esper.kasmina.layers import Conv2d, LayerScale
+from esper.kasmina.layers.layers import Conv2d, LayerScale
+from esper.kasmina.ops import fused
+from esper.kasmina.ops.block_parameters import ConvParameters, StepParameters
+from esper.kasmina.ops.convolution import conv2d
 
 
 @blueprint("conv_small", topologies=("cnn",))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from esper.kasmina.block_parameters import ConvParameters, StepParameters, scaled_norm_step
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
+from esper.kasmina.layers.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
+from esper.kasmina.ops.block_parameters import ConvParameters, StepParameters, scaled_norm_step
 
 
 @blueprint("depthwise", topologies=("cnn",))

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.causal_attention import heads_of
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.sequence import ZERO, FullAttention
+from esper.kasmina.layers.sequence import ZERO, FullAttention
 
 
 @blueprint("full_attention", topologies=("transformer",), min_width=2, reads_ahead=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import LayerScale, Linear
+from esper.kasmina.layers.layers import LayerScale, Linear
 
 
 @blueprint("gate", topologies=("mlp",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import LayerScale
+from esper.kasmina.layers.layers import LayerScale
 
 
 @blueprint("norm", topologies=("transformer", "mlp"), min_width=2)

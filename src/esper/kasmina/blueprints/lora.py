@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import Linear
+from esper.kasmina.layers.layers import Linear
 
 RANK = 4
 

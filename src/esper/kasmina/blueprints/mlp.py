@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.sequence import ZERO, FeedForward
+from esper.kasmina.layers.sequence import ZERO, FeedForward
 
 
 @blueprint("mlp", topologies=("transformer", "mlp"), min_width=2)

@@ -10,7 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv1d, LayerScale, Linear, norm_relu, scaled_norm
+from esper.kasmina.layers.layers import (
+    ChannelNorm,
+    Conv1d,
+    LayerScale,
+    Linear,
+    norm_relu,
+    scaled_norm,
+)
 
 SQUEEZE = 4
 """Hidden channels of bottleneck and attention are a quarter of the width."""

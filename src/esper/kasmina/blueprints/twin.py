@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from esper.kasmina.blueprints.registry import HostSegment, blueprint
-from esper.kasmina.host_checks import axes_after_channels
-from esper.kasmina.layers import DrawnModule, LayerScale
-from esper.kasmina.segment_copy import copy_segment
+from esper.kasmina.layers.host_checks import axes_after_channels
+from esper.kasmina.layers.layers import DrawnModule, LayerScale
+from esper.kasmina.layers.segment_copy import copy_segment
 from esper.leyline.slots import TOPOLOGIES
 
 

@@ -8,8 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.network import StackedNetwork
-from esper.kasmina.rows import RowPlan
+from esper.kasmina.rows.rows import RowPlan
+from esper.kasmina.stacked.network import StackedNetwork
 from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError, ShapeError
 

@@ -14,10 +14,10 @@ from esper.device.upload import to_device, upload
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
-from esper.kasmina.lifecycle import Lifecycle
-from esper.kasmina.network import StackedNetwork
-from esper.kasmina.random_layers import RowStreams, row_draws
-from esper.kasmina.rows import make_plan, member_rows, whole_rows
+from esper.kasmina.layers.random_layers import RowStreams, row_draws
+from esper.kasmina.lifecycle.lifecycle import Lifecycle
+from esper.kasmina.rows.rows import make_plan, member_rows, whole_rows
+from esper.kasmina.stacked.network import StackedNetwork
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 

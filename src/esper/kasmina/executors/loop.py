@@ -14,21 +14,21 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import fused
-from esper.kasmina.blending import blend
-from esper.kasmina.convolution_cpu import shared_input
+from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors.base import (
     ObjectiveOfRows,
     check_delta,
     check_input,
     set_training,
 )
-from esper.kasmina.layout import channels_last
-from esper.kasmina.network import StackedNetwork
-from esper.kasmina.random_layers import RowDraws, RowStreams, Site, row_draws
-from esper.kasmina.rows import FROM_INPUT, RowPlan
-from esper.kasmina.seed_places import Segment
-from esper.kasmina.store import ParameterStore
+from esper.kasmina.layers.blending import blend
+from esper.kasmina.layers.random_layers import RowDraws, RowStreams, Site, row_draws
+from esper.kasmina.ops import fused
+from esper.kasmina.ops.convolution_cpu import shared_input
+from esper.kasmina.ops.layout import channels_last
+from esper.kasmina.rows.rows import FROM_INPUT, RowPlan
+from esper.kasmina.stacked.network import StackedNetwork
+from esper.kasmina.stacked.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName
 

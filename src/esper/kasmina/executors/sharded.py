@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from esper.device.shards import BatchShare, Shards
-from esper.kasmina import fused
+from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors.base import ObjectiveOfRows, check_input, set_training
 from esper.kasmina.executors.loop import LoopExecutor, LoopRun, Visit, joined, rows_by_member
-from esper.kasmina.network import StackedNetwork
-from esper.kasmina.random_layers import RowStreams, Site, row_draws
-from esper.kasmina.rows import RowPlan
-from esper.kasmina.seed_places import Segment
-from esper.kasmina.sharded_norm import whole_batch_norms
-from esper.kasmina.sharded_store import ShardedStore
-from esper.kasmina.store import ParameterStore
+from esper.kasmina.layers.random_layers import RowStreams, Site, row_draws
+from esper.kasmina.ops import fused
+from esper.kasmina.ops.sharded_norm import whole_batch_norms
+from esper.kasmina.rows.rows import RowPlan
+from esper.kasmina.stacked.network import StackedNetwork
+from esper.kasmina.stacked.sharded_store import ShardedStore
+from esper.kasmina.stacked.store import ParameterStore
 from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError
 

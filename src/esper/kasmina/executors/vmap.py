@@ -1,7 +1,7 @@
 """Executor that runs all rows of a segment, and all rows of a seed, in one vmapped call.
 
 The number of Python calls depends on the host's segments and on the live (slot, blueprint) pairs,
-not on the number of members or rows. Rows and plans are defined in kasmina/rows.py.
+not on the number of members or rows. Rows and plans are defined in kasmina/rows/rows.py.
 
 Shape letters: R rows, G rows of one group, B batch; `...` the activation.
 """
@@ -20,27 +20,27 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.device.branches import Branches
-from esper.kasmina import fused
-from esper.kasmina.batch_norm import batch_norms_for_vmap
-from esper.kasmina.blending import Gate, update_rows
-from esper.kasmina.block_parameters import StepParameters
+from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors.base import (
     ObjectiveOfRows,
     check_delta,
     check_input,
     set_training,
 )
-from esper.kasmina.layers import MaxPool2d, has_hooks
-from esper.kasmina.network import FusedRun, StackedNetwork
-from esper.kasmina.random_layers import RowStreams, row_draws
-from esper.kasmina.rows import BufferUpdates, RowPlan, SeedGroup
-from esper.kasmina.seed_places import Segment
-from esper.kasmina.store import ParameterStore
+from esper.kasmina.layers.blending import Gate, update_rows
+from esper.kasmina.layers.layers import MaxPool2d, has_hooks
+from esper.kasmina.layers.random_layers import RowStreams, row_draws
+from esper.kasmina.ops import fused
+from esper.kasmina.ops.batch_norm import batch_norms_for_vmap
+from esper.kasmina.ops.block_parameters import StepParameters
+from esper.kasmina.rows.rows import BufferUpdates, RowPlan, SeedGroup
+from esper.kasmina.stacked.network import FusedRun, StackedNetwork
+from esper.kasmina.stacked.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName
 
 if TYPE_CHECKING:
-    from esper.kasmina.kernels.layout import Room
+    from esper.kasmina.ops.kernels.layout import Room
 
 Named = dict[str, Tensor]
 
@@ -216,7 +216,7 @@ def _room_behind(run: FusedRun, plan: RowPlan, slot: int) -> Room | None:
     """Return room for the rows that start at the slot behind a run, if its kernel can use it."""
     if slot == len(plan.source_S) or not run.returns_new_output():
         return None
-    from esper.kasmina.kernels.layout import Room
+    from esper.kasmina.ops.kernels.layout import Room
 
     source = plan.source_S[slot]
     return Room(0 if source is None else len(source))
@@ -228,7 +228,7 @@ def _leaving(room: Room | None, live_R: Tensor | None) -> Iterator[None]:
     if room is None and live_R is None:
         yield
         return
-    from esper.kasmina.kernels.layout import leave_room, only_live
+    from esper.kasmina.ops.kernels.layout import leave_room, only_live
 
     with leave_room(room), only_live(live_R):
         yield
@@ -265,7 +265,7 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int, whole: Tensor | None) -> Ten
     if source is None:
         return h
     if fused.half_type(h) == h.dtype:
-        from esper.kasmina.kernels.rows import join
+        from esper.kasmina.ops.kernels.rows import join
 
         return join(h, source, plan.shadow_R is not None, whole)
     begun = h.detach() if plan.shadow_R is not None else h
@@ -322,8 +322,8 @@ def _apply_slot_by_kernels(
 
     Groups have different rows, so they are branches of a captured graph, forward and backward.
     """
-    from esper.kasmina.kernels.layout import only_live
-    from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds
+    from esper.kasmina.ops.kernels.layout import only_live
+    from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
 
     blends = [_blends_by_kernel(network, group, h) for group in groups]
     with Branches(h.device) as branches:
@@ -344,7 +344,7 @@ def _apply_slot_by_kernels(
     own_gradient = own.gradient or any(blended)
     taken: Sequence[Tensor] = ()
     if copied:
-        from esper.kasmina.kernels.rows import dense, fork
+        from esper.kasmina.ops.kernels.rows import dense, fork
 
         index, live = [g.rows_G for g in copied], [_live_entries(g) for g in copied]
         h, *taken = fork(dense(h), index, live, own_gradient or bool(in_place))
@@ -374,8 +374,8 @@ def _return_rows(
     """
     if not results:
         return h
-    from esper.kasmina.kernels.blend import BlendRows, blend_rows
-    from esper.kasmina.kernels.rows import give_back
+    from esper.kasmina.ops.kernels.blend import BlendRows, blend_rows
+    from esper.kasmina.ops.kernels.rows import give_back
 
     added = [(group, out) for group, _, out, by_kernel in results if not by_kernel]
     if added:
@@ -442,7 +442,7 @@ def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> b
         return False
     if BlendStyle.GATE not in group.present:
         return True
-    from esper.kasmina.kernels.blend import gates_fit
+    from esper.kasmina.ops.kernels.blend import gates_fit
 
     gate = network.gate(group.slot).template
     return type(gate) is Gate and not has_hooks(gate) and gates_fit(h)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from esper.kasmina.layers import (
+from esper.kasmina.layers.layers import (
     ChannelNorm,
     Conv2d,
     Linear,

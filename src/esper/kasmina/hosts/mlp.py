@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import Linear
+from esper.kasmina.layers.layers import Linear
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 

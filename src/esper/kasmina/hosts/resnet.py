@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, channel_means, conv_norm_relu
+from esper.kasmina.layers.layers import ChannelNorm, Conv2d, Linear, channel_means, conv_norm_relu
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 

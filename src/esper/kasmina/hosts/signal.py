@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from esper.kasmina.hosts.cnn import HEAD_GAIN, check_sizes
-from esper.kasmina.layers import ChannelNorm, Conv1d, Linear, MaxPool1d, norm_relu
+from esper.kasmina.layers.layers import ChannelNorm, Conv1d, Linear, MaxPool1d, norm_relu
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import Draw, DrawnModule
-from esper.kasmina.sequence import CausalAttention, FeedForward
+from esper.kasmina.layers.layers import Draw, DrawnModule
+from esper.kasmina.layers.sequence import CausalAttention, FeedForward
 from esper.leyline.errors import EsperError, ShapeError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 

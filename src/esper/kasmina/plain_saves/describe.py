@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from esper.kasmina.plain_graph import KeepsModes
+from esper.kasmina.plain.plain_graph import KeepsModes
 from esper.kasmina.plain_saves.layers import layer_arguments, layer_kind
 from esper.kasmina.plain_saves.records import (
     Arguments,

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 
-from esper.kasmina.export import Example, call_of, export_pt2
+from esper.kasmina.export.export import Example, call_of, export_pt2
 from esper.kasmina.plain_saves.describe import describe, same_outputs
 from esper.kasmina.plain_saves.rebuild import rebuild
 from esper.kasmina.plain_saves.records import GraphRecord, PlainContent

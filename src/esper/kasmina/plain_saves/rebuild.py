@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch import Tensor, fx, nn
 
-from esper.kasmina.plain_graph import set_tracer
+from esper.kasmina.plain.plain_graph import set_tracer
 from esper.kasmina.plain_saves.layers import build_layer
 from esper.kasmina.plain_saves.records import (
     Arguments,

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esper.kasmina.plain_graph import TrainingFlag
+from esper.kasmina.plain.plain_graph import TrainingFlag
 
 _POINTWISE = """
 abs absolute acos acosh add addcdiv addcmul angle arccos arccosh arcsin arcsinh arctan arctan2

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from esper.kasmina.plain_graph import GraphCall, LeafTracer, fold
+from esper.kasmina.plain.plain_graph import GraphCall, LeafTracer, fold
 from esper.kasmina.tracing.hook_plain import pick_hook
 from esper.kasmina.tracing.plain import keep_unused
 from esper.kasmina.tracing.planting import PickOutput, copy_inputs, seed_folder

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from esper.device.rng import forked_rng
-from esper.kasmina.plain_graph import TrainingFlag
+from esper.kasmina.plain.plain_graph import TrainingFlag
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.tracer import (
     BATCHES,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
-from esper.kasmina.host_checks import LAYOUTS
+from esper.kasmina.layers.host_checks import LAYOUTS
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import (
     BLOCK,

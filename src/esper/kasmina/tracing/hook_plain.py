@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx, nn
 
-from esper.kasmina.plain_graph import LeafTracer, copied_parts, plain_seed
+from esper.kasmina.plain.plain_graph import LeafTracer, copied_parts, plain_seed
 from esper.kasmina.tracing.inputs import Inputs
 from esper.leyline.slots import InjectionSpec
 

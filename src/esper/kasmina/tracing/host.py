@@ -14,9 +14,9 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
-from esper.kasmina.host_checks import as_host, enabled_slots, host_segments
-from esper.kasmina.initialisation import build, check_not_scripted, check_parameters
-from esper.kasmina.seed_places import find_sources, misfit
+from esper.kasmina.blueprints.seed_places import find_sources, misfit
+from esper.kasmina.layers.host_checks import as_host, enabled_slots, host_segments
+from esper.kasmina.layers.initialisation import build, check_not_scripted, check_parameters
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
 from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, plan_hooks

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from torch import fx, nn
 
-from esper.kasmina.layers import has_hooks
-from esper.kasmina.plain_graph import LeafTracer
+from esper.kasmina.layers.layers import has_hooks
+from esper.kasmina.plain.plain_graph import LeafTracer
 from esper.kasmina.tracing.tracer import FLAG, MODE_FLOW, kept_random_state, random_state
 
 _PLAIN: Final = (

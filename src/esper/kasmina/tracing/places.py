@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from esper.kasmina.host_checks import LAYOUTS
+from esper.kasmina.layers.host_checks import LAYOUTS
 from esper.kasmina.tracing.graph import ModelGraph
 from esper.kasmina.tracing.split import size_matches
 from esper.kasmina.tracing.tracer import BATCHES, FLAG, Level, is_accessor

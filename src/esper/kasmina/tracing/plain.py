@@ -16,7 +16,7 @@ from esper.kasmina.tracing.inputs import Inputs
 from esper.leyline.errors import EsperError
 
 if TYPE_CHECKING:
-    from esper.kasmina.member import MorphogeneticModel
+    from esper.kasmina.export.member import MorphogeneticModel
 
 _PREFIX = "segment"
 """`to_plain` puts the modules of the host's segments below `segment0`, `segment1`, ..."""

@@ -23,9 +23,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry, HostSegment
-from esper.kasmina.host_checks import as_host
-from esper.kasmina.initialisation import build
-from esper.kasmina.plain_graph import (
+from esper.kasmina.blueprints.seed_places import build_seed, find_sources, misfit
+from esper.kasmina.layers.host_checks import as_host
+from esper.kasmina.layers.initialisation import build
+from esper.kasmina.plain.plain_graph import (
     Added,
     KeepsModes,
     LeafTracer,
@@ -33,7 +34,6 @@ from esper.kasmina.plain_graph import (
     converted,
     set_tracer,
 )
-from esper.kasmina.seed_places import build_seed, find_sources, misfit
 from esper.kasmina.tracing.hook_plain import pick_hook, seed_hook
 from esper.kasmina.tracing.hooks import HookedHost, OutputKey
 from esper.kasmina.tracing.host import HostTrace, TracedHost

@@ -26,7 +26,7 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 from torch.fx.proxy import TraceError
 
-from esper.kasmina.plain_graph import LeafTracer, TrainingFlag
+from esper.kasmina.plain.plain_graph import LeafTracer, TrainingFlag
 from esper.kasmina.tracing.inputs import Inputs
 from esper.leyline.errors import EsperError
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.device.rng import forked_rng
-from esper.kasmina.initialisation import build, check_parameters
+from esper.kasmina.layers.initialisation import build, check_parameters
 from esper.kasmina.tracing.host import Factory, HostTrace, factory_of, trace_model
 from esper.kasmina.tracing.initial_weights import Initialisation
 from esper.kasmina.tracing.inputs import Inputs, Raw

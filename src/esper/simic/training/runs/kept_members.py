@@ -150,7 +150,7 @@ class KeptMembers:
         """
         import torch
 
-        from esper.kasmina.member import MorphogeneticModel
+        from esper.kasmina.export.member import MorphogeneticModel
         from esper.kasmina.plain_saves import save_plain
 
         example, until = engine.validator.control.sample.cpu(), time.monotonic() + seconds
@@ -249,7 +249,7 @@ def load_member(
     `host`: its host, or what builds one, if it has layers of its own; `trust`: read such a member
     as a `.pt2` file, which can run code.
     """
-    from esper.kasmina.member import MorphogeneticModel
+    from esper.kasmina.export.member import MorphogeneticModel
     from esper.kasmina.plain_saves import load_plain
     from esper.kasmina.tracing.host import factory_of
 

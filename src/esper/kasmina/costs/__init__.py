@@ -1,0 +1,1 @@
+"""What hosts and seeds cost: parameters, multiply-accumulates, shapes."""

@@ -1,0 +1,1 @@
+"""One member: as a module, as text, as a file for others."""

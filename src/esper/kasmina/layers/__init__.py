@@ -1,0 +1,1 @@
+"""Layers of hosts and seeds, how they are initialised, counted and checked."""

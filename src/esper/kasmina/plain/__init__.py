@@ -1,0 +1,1 @@
+"""A member as plain torch modules with the same output."""

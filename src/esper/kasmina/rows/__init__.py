@@ -1,0 +1,1 @@
+"""Rows: which forward passes are computed, and in which order."""

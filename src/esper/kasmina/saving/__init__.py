@@ -1,0 +1,1 @@
+"""Populations and members on disk, and moved to another population."""
