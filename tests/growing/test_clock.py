@@ -108,8 +108,7 @@ def test_a_run_fits_if_nine_tenths_of_its_time_are_left():
 def test_runs_side_by_side_share_the_time():
     """Four runs that took 4 s each in 5 s: a batch costs the search 0.0125 s, not 0.04."""
     made, _ = clock(limit=100.0)
-    made.learn(planned(number=0), outcome(2.0), 100)
-    made.end_rung(2.0)
+    made.begin(planned(number=0), 0.02, 1)
     assert made.share(planned()) == made.predict(planned()) == pytest.approx(2.0)
     runs = [planned(number=n, variant=n % 2) for n in range(1, 5)]
     for one in runs:
@@ -118,7 +117,16 @@ def test_runs_side_by_side_share_the_time():
     made.end_rung(5.0)
     assert made.parallel == pytest.approx(3.2)
     assert made.share(runs[0]) == pytest.approx(4.0 / 3.2)
-    assert made.predict(runs[1]) == pytest.approx(2.0), "alone it takes what it took alone"
+    assert made.beside(runs[0]) == pytest.approx(4.0), "what it took beside the others"
+    assert made.predict(runs[1]) == pytest.approx(2.0), "by itself it takes what the probe took"
+
+
+def test_runs_of_several_processes_do_not_slow_each_other():
+    made, _ = clock(limit=100.0)
+    made.begin(planned(number=0), 0.02, 4)
+    assert made.share(planned()) == pytest.approx(0.5)
+    assert made.predict(planned()) == made.beside(planned()) == pytest.approx(2.0)
+    assert made.most_cost(planned(), 0.5) == pytest.approx(0.5 * made.left / 2.0)
 
 
 def test_runs_under_way_count_when_another_one_asks_for_room():

@@ -52,8 +52,8 @@ def test_the_first_run_is_the_model_as_given_in_full():
     assert first.start is first.parent is None
 
 
-def test_rung_1_has_the_model_at_every_rate_then_the_widest_then_widths_near_its_own():
-    rows = of_rung(climb(ladder(), 1), 1)
+def test_beside_the_first_run_are_all_rates_then_the_widest_then_widths_near_its_own():
+    _, *rows = of_rung(climb(ladder(), 1), 0)
     assert [(r.variant, r.recipe.lr) for r in rows[:3]] == [(0, rate) for rate in RATES]
     assert {r.recipe.batches for r in rows} == {RECIPE.batches // 9}
     assert [r.params for r in rows[3:6]] == [400, 50, 200], "the widest, then by distance to 100"
@@ -67,7 +67,7 @@ def test_numbers_and_rungs_go_on_and_no_run_comes_twice():
     table = climb(ladder(), 5)
     assert [one.number for one in table.rows] == list(range(len(table.rows)))
     assert [one.rung for one in table.rows] == sorted(one.rung for one in table.rows)
-    assert table.rungs == 6
+    assert table.rungs == 5
     assert len({one.key for one in table.rows}) == len(table.rows)
 
 
@@ -81,30 +81,32 @@ def test_networks_are_within_the_caps(policy):
 
 def test_survivors_are_the_frontier_for_three_times_as_long():
     table = climb(ladder(), 1)
-    best = max(of_rung(table, 1), key=lambda one: one.merit)
-    smallest = min(of_rung(table, 1), key=lambda one: (one.params, -one.merit))
+    short = of_rung(table, 0)[1:]
+    best = max(short, key=lambda one: one.merit)
+    smallest = min(short, key=lambda one: (one.params, -one.merit))
     rows, _ = ladder().next_rung(table, 1.0, price)
     again = {(r.parent, r.recipe.batches) for r in rows}
     assert {(best.number, RECIPE.batches // 3), (smallest.number, RECIPE.batches // 3)} <= again
-    full = of_rung(climb(ladder(), 3), 3)
+    assert 0 not in {one.parent for one in ladder()._survivors(1, table.rows)}, "it ran in full"
+    full = of_rung(climb(ladder(), 3), 2)
     assert {r.recipe.batches for r in full} == {RECIPE.batches}
 
 
 def test_of_many_a_third_goes_on_and_the_whole_frontier():
     made = ladder(FakeNetworks(params=(100,)))
     short = [replace(RECIPE, batches=36, lr=0.001 * (n + 1)) for n in range(9)]
-    rows = [row(n, 0.5 + 0.01 * n, rung=2, params=100 + n, recipe=short[n]) for n in range(9)]
-    kept = list(made._survivors(3, rows))
+    rows = [row(n, 0.5 + 0.01 * n, rung=1, params=100 + n, recipe=short[n]) for n in range(9)]
+    kept = list(made._survivors(2, rows))
     assert {one.parent for one in kept} == set(range(9)), "all of them are on the frontier"
     level = [replace(one, params=100, score=0.5 - 0.01 * one.number) for one in rows]
-    assert [one.parent for one in made._survivors(3, level)] == [0, 1, 2]
+    assert [one.parent for one in made._survivors(2, level)] == [0, 1, 2]
 
 
 def test_the_model_itself_is_trained_in_full_at_its_best_rate():
     def score(one: Row) -> float:
         return 0.9 if one.origin == "given" and one.recipe.lr == RATES[0] else 0.3
 
-    full = [r for r in of_rung(climb(ladder(), 3, score), 3) if r.origin == "given"]
+    full = [r for r in of_rung(climb(ladder(), 3, score), 2) if r.origin == "given"]
     assert RATES[0] in {r.recipe.lr for r in full}
 
 
@@ -161,7 +163,7 @@ def test_a_rung_costs_no_more_than_is_left(left, rungs, seed, policy):
     table = climb(made, rungs)
     rows, reason = made.next_rung(table, left, price)
     spent = sum(price(one) for one in rows)
-    share = SHARES.get(table.rungs, 1.0)
+    share = SHARES.get(table.rungs if rungs else 0, 1.0)
     in_full = all(one.recipe.batches >= RECIPE.batches for one in rows)
     assert spent <= (1.0 if in_full else share) * left * (1 + 1e-6)
     assert len(rows) <= MOST_RUNS
@@ -263,13 +265,13 @@ def test_a_search_ends_after_two_full_rungs_without_progress():
         rungs.append(table.rungs)
         table = ended(table, rows, lambda one: best - 0.2)
     assert reason == "nothing improved in 2 rungs"
-    assert rungs == [4, 5]
+    assert rungs == [3, 4]
 
 
 def test_progress_keeps_it_going():
     made, score = ladder(), iter(np.linspace(0.5, 0.99, 4000))
     table = climb(made, 9, lambda one: float(next(score)))
-    assert table.rungs == 10
+    assert table.rungs == 9
 
 
 def test_a_metric_without_a_known_worst_and_best_is_searched_as_well():
@@ -277,7 +279,7 @@ def test_a_metric_without_a_known_worst_and_best_is_searched_as_well():
     value = iter(np.linspace(900.0, 3.0, 1000))
     made = ladder(lower_is_better=True, worst=math.nan, best=math.nan)
     table = climb(made, 9, lambda one: float(next(value)))
-    assert table.rungs == 10
+    assert table.rungs == 9
 
 
 def test_length_pays_where_longer_runs_were_better():
@@ -308,6 +310,24 @@ def test_what_is_left_of_the_time_is_filled_with_the_best_that_fit():
     assert made.filling(table, lambda one: RECIPE.batches // 3 - 1, 2) == []
     lengths = [one.recipe.batches for one in made.filling(table, lambda one: 10**6, 1)]
     assert lengths == [9 * RECIPE.batches]
+
+
+def test_runs_beside_the_longest_one_are_new_ones_of_the_same_rung():
+    """Which they are depends on the rungs before alone."""
+    made, table = ladder(), climb(ladder(), 3)
+    few = replace(table, rows=table.rows[:-2])
+    more = [one for one, _ in zip(made.meanwhile(few), range(6), strict=False)]
+    assert {one.rung for one in more} == {2}
+    assert {one.recipe.batches for one in more} == {RECIPE.batches}
+    assert not {one.key for one in more} & {one.key for one in few.rows}
+    other = ended(few, [], quality)
+    other = replace(other, rows=tuple(
+        replace(one, score=0.1) if one.rung == 2 else one for one in other.rows))  # fmt: skip
+    assert [one.key for one, _ in zip(made.meanwhile(other), range(6), strict=False)] == [
+        one.key for one in more
+    ]
+    first = Table((made.sized(made.first()),))
+    assert {one.recipe.batches for one in made.meanwhile(first)} == {RECIPE.batches // 9}
 
 
 def test_the_rate_rises_then_falls_to_0():

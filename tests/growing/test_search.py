@@ -19,7 +19,7 @@ from esper.growing.budget import Budget
 from esper.growing.clock import Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import Limits, Search, control_numbers, frontier_numbers, judged
-from esper.growing.trainers.job import Outcome
+from esper.growing.trainers.job import Outcome, Running
 from search_support import (
     HOW,
     RECIPE,
@@ -61,7 +61,7 @@ def results(disk: Disk) -> tuple[Table, dict[int, int]]:
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def test_the_first_run_ends_before_anything_else_is_proposed(tmp_path):
+def test_the_model_as_given_is_trained_first(tmp_path):
     trainer = CountingTrainer()
     searched(tmp_path, trainer=trainer)
     own = RECIPE.batches
@@ -302,7 +302,7 @@ def test_an_interrupted_rung_is_reported_when_it_is_whole(tmp_path):
     watcher, disk = Watcher(), Disk(tmp_path)
     watcher.on_batch = interrupt_after(30)
     make_search(disk, watcher=watcher).run(Table())
-    assert watcher.saved == [0]
+    assert watcher.saved == []
     watcher.on_batch = None
     make_search(disk, watcher=watcher).run(disk.read())
     assert watcher.saved == list(range(disk.read().rungs))
@@ -420,6 +420,48 @@ def test_the_last_rung_is_reported_though_the_time_is_over(tmp_path):
     search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, watcher=watcher)
     assert search.table.ended == "the time is over"
     assert watcher.saved == [0]
+
+
+class Pair(Ticking):
+    """Trains two runs at a time, a batch of each in turn."""
+
+    at_once = 2
+
+    def train(self, jobs, tick):
+        running: list[list] = []
+        while True:
+            while len(running) < 2 and (job := next(jobs, None)) is not None:
+                running.append([job, 0, self.now])
+            if not running:
+                return
+            for held in list(running):
+                held[1] += 1
+            self.now += 0.1
+            stopped = tick([Running(job.number, at, job.recipe.batches) for job, at, _ in running])
+            for held in list(running):
+                job, at, began = held
+                if at == job.recipe.batches or stopped:
+                    running.remove(held)
+                    value, made = job.build()
+                    weights = {"w": torch.tensor(value)}
+                    yield Outcome(job.number, at, True, quality(made), 0.1, ((at, 0.1),),
+                                  self.now - began, 0.0, HOW, weights)  # fmt: skip
+            if stopped:
+                return
+
+
+def test_no_process_waits_for_the_first_run(tmp_path):
+    """While the model as given is trained, other runs end; and so do runs after the last short."""
+    trainer = Pair()
+    clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0)
+    clock.begin(row(0), 0.1, 2)
+    search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
+    beside = [one for one in search.table.rows if one.rung == 0 and one.number]
+    trained = sum(one.trained for one in beside)
+    assert trained > 0.85 * RECIPE.batches, "the second process is busy as long as the first"
+    assert trained <= RECIPE.batches
+    busy = sum(one.trained for one in search.table.rows) * 0.1 / (2 * trainer.now)
+    assert busy > 0.85
 
 
 # ---- limits and choices --------------------------------------------------------------------------

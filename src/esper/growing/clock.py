@@ -40,8 +40,8 @@ class Clock:
         self._speeds: dict[tuple[int, object], tuple[float, float]] = {}
         """(variant, topology) -> (cost, its share of the seconds of a batch)."""
         self._judging: list[float] = []
-        self._alone = 0.0
-        """Seconds of a batch of the model as given that trains alone."""
+        self._unshared = 0.0
+        """Seconds of a batch of the model as given, if nothing else trains."""
         self._ended: list[tuple[Row, float, float]] = []
         """Runs of the rung under way: their seconds in all, and of a batch."""
         self._started: dict[int, float] = {}
@@ -65,6 +65,14 @@ class Clock:
 
     # ---- what is known of the speed -------------------------------------------------------
 
+    def begin(self, first: Row, each: float, parallel: int) -> None:
+        """Before the search: seconds of a batch of the model as given, by a probe.
+
+        parallel: runs that are to train at a time without slowing each other.
+        """
+        self._unshared, self.parallel = each, float(parallel)
+        self.learn_speed(first, each / parallel)
+
     def start(self, row: Row) -> None:
         """A run starts."""
         self._started[row.number] = self.share(row)
@@ -86,8 +94,6 @@ class Clock:
         self.parallel = max(1.0, sum(spent for _, spent, _ in ended) / seconds)
         for row, _, each in ended:
             self.learn_speed(row, each / self.parallel)
-        if len(ended) == 1 and ended[0][0].number == 0:
-            self._alone = ended[0][2]
 
     def learn_speed(self, row: Row, each: float) -> None:
         """Note the seconds of a batch of a network."""
@@ -110,10 +116,18 @@ class Clock:
         return self.batch_seconds(row) * (row.recipe.batches - row.trained)
 
     def predict(self, row: Row) -> float:
-        """Seconds until a run that starts now and trains alone has ended."""
+        """Seconds until a run that starts now, and shares the device with none, has ended."""
+        return self._slower * self.share(row)
+
+    @property
+    def _slower(self) -> float:
+        """Seconds of a run that trains by itself over its share of the search's."""
         shared = next((each for (variant, _), (_, each) in self._speeds.items() if not variant), 0)
-        slower = max(1.0, self._alone / shared) if shared else 1.0
-        return slower * self.share(row)
+        return max(1.0, self._unshared / shared) if shared else 1.0
+
+    def beside(self, row: Row) -> float:
+        """Seconds until a run that starts now, beside as many others as before, has ended."""
+        return self.parallel * self.share(row)
 
     def fits(self, row: Row) -> bool:
         """Whether a run that starts now ends in time, with those under way."""
@@ -127,5 +141,5 @@ class Clock:
 
         `first`: a run of the model as given.
         """
-        full = self.batch_seconds(first) * first.recipe.batches
+        full = self._slower * self.batch_seconds(first) * first.recipe.batches
         return share * self.left / full if full else math.inf

@@ -1,12 +1,13 @@
 """The ladder: which runs a search makes next, from those that have ended.
 
 Every run is a complete one with a schedule of its own, so nothing is ranked half way, and the best
-so far is always a finished network. The first run is the user's model, in full. Then come rungs:
+so far is always a finished network. The rungs:
 
-    1   the model and its other widths at several rates; a ninth of the length
-    2   the better third of these, neighbours of the best, seeds; a third of the length
-    3   the model at its best rate, the better third, neighbours of the best, in full
-    4.. the frontier three times as long, where length pays, or more neighbours in full
+    0   the user's model, in full; beside it the model and its other widths at several rates, a
+        ninth as long
+    1   the better third of these, neighbours of the best, seeds; a third of the length
+    2   the model at its best rate, the better third, neighbours of the best, in full
+    3.. the frontier three times as long, where length pays, or more neighbours in full
 
 Proposals depend on runs that have ended alone, so that the same runs lead to the same proposals.
 """
@@ -29,10 +30,12 @@ from esper.leyline.streams import stream_seed
 
 Policy = Literal["ladder", "random"]
 """`random`: networks, rates and lengths drawn at random, to compare with."""
-SHARES: Final = {1: 0.15, 2: 0.25, 3: 0.7}
+SHARES: Final = {0: 0.15, 1: 0.25, 2: 0.7}
 """Share of what is left of the budget that a rung may spend; later ones: all of it."""
-DIVISORS: Final = {1: 9, 2: 3}
+DIVISORS: Final = {0: 9, 1: 3}
 """Length of a full run over that of a rung's; later ones: 1."""
+FULL_RUNG: Final = 2
+"""First rung whose runs are full ones."""
 LEAST_BATCHES: Final = 12
 """Runs are not shorter than this, unless a full one is."""
 KEPT: Final = 3
@@ -93,24 +96,44 @@ class Ladder:
         """The model as given, in full."""
         return self._row(0, 0, 0, self.networks.base.bare, self.settings.recipe, "given")
 
-    def next_rung(self, table: Table, left: float, cost: Affordable) -> tuple[list[Row], str]:
-        """The rows of the next rung that the budget pays for; none: why the search is over.
+    def beside_first(self, table: Table, left: float, cost: Affordable) -> list[Row]:
+        """The other rows of the first rung, which depend on no result.
 
         `left`: what is left of the budget; `cost`: of a run, in the same unit.
         """
-        rung, rows = table.rungs, table.rows
-        if rung > 3 and self._stalled(rows) >= PATIENCE:
+        wanted = self._fresh(self._proposals(0, table.rows), table.rows)
+        share = 1.0 if self.settings.policy == "random" else SHARES[0]
+        return _numbered(self._affordable(wanted, cost, left, share * left), table)
+
+    def next_rung(self, table: Table, left: float, cost: Affordable) -> tuple[list[Row], str]:
+        """The rows of the next rung that the budget pays for; none: why the search is over."""
+        rows = table.rows
+        rung = table.rungs if len(rows) > 1 else 0
+        if rung > FULL_RUNG and self._stalled(rows) >= PATIENCE:
             return [], f"nothing improved in {PATIENCE} rungs"
-        wanted = self._fresh(self._proposals(rung, rows), rows)
-        share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
-        chosen = self._affordable(wanted, cost, left, share * left)
-        if not chosen and rung < 4:
+        if not rung:
+            chosen = self.beside_first(table, left, cost)
+        else:
+            wanted = self._fresh(self._proposals(rung, rows), rows)
+            share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
+            chosen = self._affordable(wanted, cost, left, share * left)
+        if not chosen and rung <= FULL_RUNG:
             # Too little for a choice among short runs: fewer networks, in full.
-            chosen = self._affordable(
-                self._fresh(self._in_full(rung, rows), rows), cost, left, left
+            fresh = self._fresh(self._in_full(rung, rows), rows)
+            chosen = self._affordable(fresh, cost, left, left)
+        reason = "" if chosen else "the budget is spent, or nothing new is left to try"
+        return _numbered(chosen, table), reason
+
+    def meanwhile(self, table: Table) -> Iterator[Row]:
+        """Further rows of the last rung, for processes that would wait for its longest run."""
+        rung = table.rungs - 1
+        earlier = [row for row in table.rows if row.rung < rung]
+        if rung or self.settings.policy == "random":
+            yield from self._fresh(
+                self._neighbours(rung, earlier, self._generator(rung)), table.rows
             )
-        numbered = [replace(row, number=len(rows) + place) for place, row in enumerate(chosen)]
-        return numbered, "" if chosen else "the budget is spent, or nothing new is left to try"
+        else:
+            yield from self._fresh(self._widths(0), table.rows)
 
     def _affordable(
         self, fresh: Iterator[Row], cost: Affordable, left: float, most: float
@@ -138,7 +161,8 @@ class Ladder:
         """The proposals of a rung, then neighbours, each for the length of a full run."""
         near = self._neighbours(rung, rows, self._generator(rung))
         for row in chain(self._proposals(rung, rows), near):
-            yield replace(row, recipe=replace(row.recipe, batches=self._full(row)))
+            recipe = replace(row.recipe, batches=self._full(row))
+            yield replace(row, rung=max(1, rung), recipe=recipe)
 
     def filling(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
         """Runs of the best networks that fit into what is left of the time.
@@ -150,7 +174,7 @@ class Ladder:
         found = list[Row]()
         for row in sorted(done, key=lambda one: -known(one.merit)):
             length = min(self.settings.longer, batches(row))
-            if length < full // DIVISORS[2] or len(found) == count:
+            if length < full // DIVISORS[1] or len(found) == count:
                 continue
             again = self._again(row, table.rungs, length)
             if again.key not in {other.key for other in (*rows, *found)}:
@@ -166,11 +190,11 @@ class Ladder:
         generator = self._generator(rung)
         if self.settings.policy == "random":
             return self._random(rung, generator)
-        if rung == 1:
+        if rung == 0:
             return self._widths(rung)
-        if rung == 2:
+        if rung < FULL_RUNG:
             return chain(self._survivors(rung, rows), self._neighbours(rung, rows, generator))
-        if rung == 3:
+        if rung == FULL_RUNG:
             near = self._neighbours(rung, rows, generator)
             return chain(self._control(rung, rows), self._survivors(rung, rows), near)
         longer = self._longer(rung, rows)
@@ -209,7 +233,9 @@ class Ladder:
 
     def _survivors(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The best networks of the last rung, for longer; the whole frontier among them."""
-        last = [row for row in finished(rows) if row.rung == rung - 1 and not row.diverged]
+        length = self._length(rung - 1)
+        same = [row for row in finished(rows) if row.recipe.batches == length]
+        last = [row for row in same if row.rung == rung - 1 and not row.diverged]
         if not last:
             return
         keep = max(2, math.ceil(len(last) / KEPT))
@@ -408,7 +434,7 @@ class Ladder:
     def _stalled(self, rows: Sequence[Row]) -> int:
         """Full rungs in a row, up to the last, that have not improved the frontier."""
         last, stalled = max(row.rung for row in rows), 0
-        while last - stalled > 3:
+        while last - stalled > FULL_RUNG:
             before = self._volume(rows, last - stalled - 1)
             if self._volume(rows, last - stalled) > before * (1.0 + PROGRESS):
                 break
@@ -426,6 +452,11 @@ class Ladder:
         worst = float(_merits(done).min()) if math.isnan(worst) else worst
         worst = min(worst, 0.99)
         return hypervolume(_merits(some), _sizes(some), 2.0 * most, least, worst)
+
+
+def _numbered(rows: Sequence[Row], table: Table) -> list[Row]:
+    """Rows with the next numbers of a table."""
+    return [replace(row, number=len(table.rows) + place) for place, row in enumerate(rows)]
 
 
 def _pick(rows: Sequence[Row], generator: np.random.Generator) -> Row:

@@ -25,8 +25,6 @@ LONGER: Final = 9
 FULL_RUNS: Final = 2.5
 """Full training runs, one after the other, that a time limit must leave room for, before runs are
 made shorter: few networks in full are worth more than many in part."""
-CAPTURED: Final = 3.0
-"""How many times faster a run is captured on a GPU than in a probe, at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from esper.device.memory import free_bytes
-from esper.device.rng import forked_rng
 from esper.device.selection import parse_device
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.clock import Clock
@@ -29,7 +28,6 @@ from esper.growing.problem import Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks
 from esper.growing.recipes import (
-    CAPTURED,
     FULL_RUNS,
     LONGER,
     Length,
@@ -46,8 +44,7 @@ from esper.growing.streams import StreamSource
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
-from esper.growing.trainers.job import Job, Trainer
-from esper.growing.trainers.program import Program
+from esper.growing.trainers.job import Job, Running, Trainer
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.widths import named_variants, named_widths, spread_widths
 from esper.jobs.settings import JobSettings
@@ -157,28 +154,27 @@ class GrowRun:
         )
 
     def _probe(self) -> float:
-        """Seconds of a batch of the model, after the first ones."""
+        """Seconds of a batch of the model, after the first ones, as the search will train it."""
         base, seed = self.networks.base, self.settings.seed
         recipe = self._recipe(self.full)
-        if self.ranks.size > 1:  # it may not fit into the memory of one
+        if self.ranks.size > 1:
             recipe = replace(recipe, batches=min(recipe.batches, PROBE_BATCHES))
         job = Job(0, lambda: base.build(base.bare, seed), recipe, seed)
-        if self.ranks.size > 1:
-            (found,) = self.trainer.train(iter([job]), lambda _: False)
-            return found.seconds / max(1, found.trained)
-        with forked_rng(0, self.device):
-            return self._timed(Program(job, self.task))
+        times = list[tuple[float, int]]()
 
-    def _timed(self, program: Program) -> float:
-        for _ in range(2):
-            program.run_eager()
-        began, count = time.monotonic(), 0
-        while count < 2 or time.monotonic() - began < PROBE_SECONDS:
-            program.run_eager()
-            count += 1
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # SYNC: before the search
-        return (time.monotonic() - began) / count / (CAPTURED if self.device.type == "cuda" else 1)
+        def look(running: Sequence[Running]) -> bool:
+            if running and running[0].trained >= 2:
+                times.append((time.monotonic(), running[0].trained))
+            return (
+                self.ranks.size == 1
+                and len(times) > 1
+                and (times[-1][0] - times[0][0] > PROBE_SECONDS and times[-1][1] > times[0][1])
+            )
+
+        (found,) = self.trainer.train(iter([job]), look)
+        if found.trained == recipe.batches or len(times) < 2 or times[-1][1] == times[0][1]:
+            return found.seconds / max(1, found.trained)
+        return (times[-1][0] - times[0][0]) / (times[-1][1] - times[0][1])
 
     def _in_time(self, seconds: float) -> Length:
         """The length of full runs for which there is time."""
@@ -297,7 +293,7 @@ class GrowRun:
         share = len(data.test) / max(1, len(data.val))
         clock = Clock(self.ranks.now, self._began, limit, table.seconds, share)
         if math.isfinite(self.each):
-            clock.learn_speed(ladder.sized(ladder.first()), self.each)
+            clock.begin(ladder.sized(ladder.first()), self.each, self.trainer.at_once)
         return Search(ladder, self.trainer, folder, self.printer, self.limits, clock, self.ranks)
 
     def _plan_widths(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
@@ -35,6 +36,8 @@ SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
 MOST_FILLING: Final = 8
 """Runs that fill what is left of the time."""
+MAX_REFUSED: Final = 3
+"""Runs that are too long, after which none is started while the longest run of a rung goes on."""
 LEAST_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
@@ -116,6 +119,10 @@ class Search:
         self._saved_at = -math.inf
         self._stop = _Interrupts()
         self._forgotten: list[int] = []
+        self._running: dict[int, Running] = {}
+        """Runs under way, at the last tick."""
+        self._begun: dict[int, tuple[float, int]] = {}
+        """Runs of the rung under way: when they were started, and after how many batches."""
 
     @property
     def runs(self) -> float:
@@ -159,14 +166,17 @@ class Search:
         if not self.table.rows:
             return [ladder.sized(ladder.first())]
         self.networks.complete()
-        left = 1.0 - max(self.runs / self.limits.runs, self._share(self.clock.seconds))
-        rows, reason = ladder.next_rung(self.table, left, self._price)
+        rows, reason = ladder.next_rung(self.table, self._left(), self._price)
         if not rows and math.isfinite(self.clock.limit) and self.clock.left > LEAST_FILL:
             count = max(1, min(MOST_FILLING, round(self.clock.parallel)))
             rows = ladder.filling(self.table, partial(self._fitting, count), count)
         if not rows:
             self.table = replace(self.table, ended=reason)
         return rows
+
+    def _left(self) -> float:
+        """What is left of the budget, as a share of it."""
+        return 1.0 - max(self.runs / self.limits.runs, self._share(self.clock.seconds))
 
     def _share(self, seconds: float) -> float:
         """Seconds as a share of the limit."""
@@ -203,6 +213,7 @@ class Search:
     def _train(self, rows: Sequence[Row]) -> None:
         """Train the open runs of a rung."""
         began = self.clock.seconds
+        self._running, self._begun = {}, {}
         # Long ones first, so that no process waits for the last one alone.
         rows = sorted(rows, key=lambda row: -self.clock.share(row))
         for outcome in self.trainer.train(self._jobs(rows), self._tick):
@@ -216,16 +227,58 @@ class Search:
             self._ranks.on_first(self._observer.on_saved)
 
     def _jobs(self, rows: Sequence[Row]) -> Iterator[Job]:
-        for row in rows:
+        """Runs of a rung, as there is room for them."""
+        for row in chain(rows, self._beside_first(), self._meanwhile()):
             if self._over():
                 return
             if self._affords(row):
                 self.clock.start(row)
+                self._begun[row.number] = self.clock.seconds, row.trained
                 build = partial(self.networks.build, row, self.table.rows)
                 path = self._store.checkpoint(row.number)
                 yield Job(row.number, build, row.recipe, row.seed, path)
 
+    def _beside_first(self) -> Iterator[Row]:
+        """What the first rung trains besides the model as given: it depends on no result."""
+        first, *others = self.table.rows
+        if others or self._over():
+            return
+        self.networks.complete()
+        left = self._left() - self._price(first)
+        rows = self.ladder.beside_first(self.table, left, self._price)
+        self._add(rows)
+        yield from rows
+
+    def _meanwhile(self) -> Iterator[Row]:
+        """Runs that end before the longest one of the rung does, where time is the limit."""
+        if math.isinf(self.clock.limit) or self._ranks.size > 1:
+            return
+        refused = 0
+        for row in self.ladder.meanwhile(self.table):
+            if self.clock.beside(row) <= self._longest() and self.clock.fits(row):
+                numbered = replace(row, number=len(self.table.rows))
+                self._add([numbered])
+                yield numbered
+            else:
+                refused += 1
+                if refused == MAX_REFUSED:
+                    return
+
+    def _longest(self) -> float:
+        """Seconds until the last of the runs under way ends, about."""
+        left = [0.0]
+        for number in self._begun:
+            row, (began, before) = self.table.rows[number], self._begun[number]
+            if row.status != "finished":
+                at = self._running.get(number)
+                trained = 0 if at is None else at.trained - before
+                each = (self.clock.seconds - began) / trained if trained else 0.0
+                seconds = each * (row.recipe.batches - before - trained)
+                left.append(seconds if trained else self.clock.predict(row))
+        return max(left)
+
     def _tick(self, running: Sequence[Running]) -> bool:
+        self._running = {one.number: one for one in running}
         self._observer.on_tick(self, running)
         return self._stop.asked or self._over()
 

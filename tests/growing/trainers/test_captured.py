@@ -485,11 +485,11 @@ def test_a_queue_is_short_in_time_and_grows_its_bursts_with_speed():
     queue.batch_seconds = 0.0001
     assert queue.burst == 50
     marks = []
-    while queue.has_room():
+    while queue.has_room(0.04):
         marks.append(Open())
         queue.add(marks[-1], queue.burst)
     assert 7 <= len(marks) <= 9
     marks[0].done = marks[1].done = True
-    assert queue.has_room()
+    assert queue.has_room(0.04)
     queue.batch_seconds = 10.0
     assert queue.burst == 1

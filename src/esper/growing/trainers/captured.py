@@ -37,11 +37,15 @@ MAX_RUNS: Final = 24
 """Runs at a time, where memory allows."""
 HEADROOM: Final = 1.3
 """Free memory that a further run must find, relative to the largest so far."""
-TRIM_BYTES: Final = 2**32
+TRIM_BYTES: Final = 2**29
 """Memory of ended runs that is kept before it is given back."""
 SHARE_OF_FREE: Final = 0.1
 """Of the free memory, that a second copy of the images may take."""
 IDLE_SECONDS: Final = 0.0003
+QUEUED_SECONDS: Final = 0.04
+"""Work that a lane may have before it: a stop takes effect after that."""
+STARTING_SECONDS: Final = 0.1
+"""The same while further runs are started, which takes about as long each."""
 STREAM_BURST: Final = 4
 """Batches that runs on a stream of data may be apart; the stream keeps more."""
 
@@ -169,6 +173,8 @@ def _stored(task: Task, free: int) -> Task:
 class CapturedTrainer:
     """Many runs at a time on one GPU."""
 
+    at_once = 1  # how much they slow each other shows as they train
+
     def __init__(
         self,
         task: Task,
@@ -231,6 +237,7 @@ class CapturedTrainer:
             if not self._start(job):
                 self._held.appendleft(job)
                 return
+            self._feed_for_a_start()
 
     def _take(self, jobs: Iterator[Job]) -> Job | None:
         if self._held:
@@ -307,9 +314,7 @@ class CapturedTrainer:
 
     def _feed_until(self, end: float) -> None:
         """Queue work on all lanes until a run ends, or the time is over."""
-        lanes: list[list[CapturedRun]] = [[] for _ in self._queues]
-        for run in self._runs:
-            lanes[run.lane].append(run)
+        lanes = self._by_lane()
         while self._runs:
             fed = [self._feed_lane(lane, runs) for lane, runs in enumerate(lanes) if runs]
             self._look()
@@ -319,10 +324,27 @@ class CapturedTrainer:
             if not any(fed):
                 time.sleep(IDLE_SECONDS)
 
-    def _feed_lane(self, lane: int, runs: list[CapturedRun]) -> bool:
+    def _feed_for_a_start(self) -> None:
+        """Queue work for the time that the next run takes to start."""
+        lanes, end = self._by_lane(), time.monotonic() + STARTING_SECONDS / 4
+        while time.monotonic() < end and any(
+            [self._feed_lane(lane, runs, STARTING_SECONDS) for lane, runs in enumerate(lanes)]
+        ):
+            pass
+
+    def _by_lane(self) -> list[list[CapturedRun]]:
+        lanes: list[list[CapturedRun]] = [[] for _ in self._queues]
+        for run in self._runs:
+            lanes[run.lane].append(run)
+        return lanes
+
+    def _feed_lane(
+        self, lane: int, runs: list[CapturedRun], seconds: float = QUEUED_SECONDS
+    ) -> bool:
+        """Queue some batches of a run, unless a lane has enough work for so many seconds."""
         queue = self._queues[lane]
         ready = [run for run in runs if run.wants_work]
-        if not ready or not queue.has_room():
+        if not ready or not queue.has_room(seconds):
             return False
         if self._shares_stream:
             ready = self._hindmost(ready)

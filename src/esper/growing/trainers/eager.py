@@ -23,6 +23,8 @@ SAVE_SECONDS: Final = 60.0
 class EagerTrainer:
     """One run after the other."""
 
+    at_once = 1
+
     def __init__(self, task: Task) -> None:
         self.task = task
         self._kinds = Kinds(task) if task.device.type == "cuda" else None

@@ -65,6 +65,9 @@ Tick = Callable[[Sequence[Running]], bool]
 class Trainer(Protocol):
     """Trains runs, as many at a time as it can."""
 
+    at_once: int
+    """Runs that train at a time without slowing each other."""
+
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs, which are taken as there is room, and yield them as they end.
 

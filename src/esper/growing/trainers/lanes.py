@@ -18,8 +18,6 @@ import torch
 from esper.device.graphs import Recording, record_graph
 from esper.leyline.user_errors import is_out_of_memory
 
-QUEUED_SECONDS: Final = 0.04
-"""Work that a lane may have before it."""
 BURST_SECONDS: Final = 0.005
 """Work that is queued at a time."""
 MAX_BURST: Final = 64
@@ -140,11 +138,11 @@ class Queue:
         """Batches to queue at a time."""
         return max(1, min(MAX_BURST, int(BURST_SECONDS / self.batch_seconds)))
 
-    def has_room(self) -> bool:
-        """Whether more work may be queued."""
+    def has_room(self, seconds: float) -> bool:
+        """Whether more work may be queued, up to so many seconds."""
         self._collect()
         queued = sum(count for _, count in self._items)
-        return len(self._items) < 2 or queued * self.batch_seconds < QUEUED_SECONDS
+        return len(self._items) < 2 or queued * self.batch_seconds < seconds
 
     def add(self, mark: Mark, batches: int) -> None:
         """So many batches were queued, up to this mark."""

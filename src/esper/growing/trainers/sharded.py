@@ -47,6 +47,8 @@ MOST_BATCHES: Final = 1000
 class ShardedTrainer:
     """One run after the other, each on all ranks; every rank calls `train` with the same jobs."""
 
+    at_once = 1
+
     def __init__(self, task: Task, ranks: ShardRanks, small: int = SMALL) -> None:
         """`small`: parameters of a network that is gathered as a whole."""
         self.task, self.ranks, self._small = task, ranks, small

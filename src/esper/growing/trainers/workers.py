@@ -156,6 +156,7 @@ class WorkerTrainer:
         self._devices = tuple(devices) or (str(task.device),) * count
         self._trains = trains or not self._devices
         self._count = len(self._devices)
+        self.at_once = max(1, self._count + self._trains)
         self._transport = ProcessTransport() if transport is None else transport
         self._form, self.note = task_form(task)
         """Why runs are trained in this process alone; empty: they are not."""
@@ -214,6 +215,7 @@ class WorkerTrainer:
             if self._form is not None and self._forms.describe(network) is not None:
                 return _OwnRun(self._program(job, network), self._threads)
         # No other process would train it, so nothing is gained by computing as they do.
+        self.at_once = 1
         threads = torch.get_num_threads()
         with self._computing(threads):
             return _OwnRun(self._program(job, network), threads)
