@@ -325,12 +325,15 @@ class CapturedTrainer:
                 time.sleep(IDLE_SECONDS)
 
     def _feed_for_a_start(self) -> None:
-        """Queue work for the time that the next run takes to start."""
+        """Queue work for the time that the next run takes to start.
+
+        Not where runs share a stream: those that start together read it together.
+        """
         lanes, end = self._by_lane(), time.monotonic() + STARTING_SECONDS / 4
-        while time.monotonic() < end and any(
-            [self._feed_lane(lane, runs, STARTING_SECONDS) for lane, runs in enumerate(lanes)]
-        ):
-            pass
+        fed = not self._shares_stream
+        while fed and time.monotonic() < end:
+            work = [self._feed_lane(n, runs, STARTING_SECONDS) for n, runs in enumerate(lanes)]
+            fed = any(work)
 
     def _by_lane(self) -> list[list[CapturedRun]]:
         lanes: list[list[CapturedRun]] = [[] for _ in self._queues]
