@@ -351,13 +351,12 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         )
         return prepare_run(
             model,
-            (train.inputs, train.targets),
-            val,
-            val,  # nothing is left for a test: that is what cross_val_score is for
+            # Nothing is left for a test: that is what cross_val_score is for.
+            ((train.inputs, train.targets), val, val),
             budget,
             settings,
             printer,
-            train.weights,
+            sample_weights=train.weights,
         )
 
     def _model(self, features: int, outputs: int) -> tuple[Model, Widths]:

@@ -106,7 +106,9 @@ class GrowInfo:
     higher_is_better: bool
     """Whether a higher score is better."""
     settings: tuple[tuple[str, str], ...]
-    """Everything else that changes results: a resume compares it."""
+    """Every setting as it was given (`GrowSettings.record`): a resume compares them."""
+    weights: str = ""
+    """SHA-256 of the weights that the model was given with; empty: it was not."""
 
     def rank(self, score: float, params: int) -> tuple[float, int]:
         """Sort key of a network: the better score, then the smaller size; NaN is the worst."""

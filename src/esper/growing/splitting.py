@@ -25,16 +25,6 @@ LEAST_PER_CLASS: Final = 2
 """Mean number of samples per label from which integers are cut by class."""
 
 
-def check_fractions(fractions: Sequence[float]) -> None:
-    """Raise unless (validation, test) are shares of train that leave something to train on."""
-    shares = tuple(fractions)
-    if len(shares) != 2 or not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
-        raise EsperError(
-            f"fractions={shares}: give the shares of train that become val and test, both above "
-            f"0, together below 1"
-        )
-
-
 def has_classes(targets: Tensor) -> bool:
     """Whether targets are class labels, one per sample."""
     if targets.dtype.is_floating_point or targets.ndim != 1:
