@@ -33,11 +33,11 @@ from esper.growing.part_checks import (
 from esper.growing.parts import GrowPart, RawPart, fingerprint, sample_keys
 from esper.growing.settings import GrowSettings, StreamChoice
 from esper.growing.sources import Source
-from esper.growing.splitting import cut_samples, has_classes, random_cut
 from esper.growing.streams import StreamSource
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown
 from esper.tasks.objectives import check_sample_weights
+from esper.tasks.splits import cut_samples, has_classes, random_cut
 
 DEFAULTS: Final = GrowSettings()
 HELD_OUT: Final = 0.2
@@ -213,7 +213,7 @@ class _Reader:
             note_overlap(parts["test"], parts["val"], ("test", "val"), self.notes)
 
     def _note_rare(self, train: GrowPart, labels: LabelMap) -> None:
-        if not has_classes(train.targets):
+        if not has_classes(train.targets.numpy()):
             return
         found, count = np.unique(train.targets.numpy(), return_counts=True)
         alone = found[count == 1].tolist()
@@ -231,9 +231,13 @@ class _Reader:
         cut = [name for name in missing if name == "val" or not few]
         made = dict(parts)
         if cut:
-            by_class = has_classes(train.targets)
+            by_class = has_classes(train.targets.numpy())
             pieces, together = cut_samples(
-                train.targets, sample_keys(train), [HELD_OUT] * len(cut), self.seed, by_class
+                train.targets.numpy(),
+                sample_keys(train),
+                [HELD_OUT] * len(cut),
+                self.seed,
+                by_class,
             )
             for name, index_N in zip((*cut, "train"), pieces, strict=True):
                 piece = train.take(index_N)

@@ -21,12 +21,12 @@ from typing import Final
 
 import numpy as np
 
-from esper.growing.frontier import hypervolume, pareto, survivors
 from esper.growing.networks import Networks
 from esper.growing.runs import Origin, Recipe, Row, Table, finished, known
 from esper.growing.settings import Policy
 from esper.growing.topologies import EMPTY, Topology
 from esper.leyline.streams import stream_seed
+from esper.plotting.pareto import hypervolume, pareto, survivors
 
 SHARES: Final = {1: 0.15, 2: 0.25, 3: 0.7}
 """Share of what is left of the budget that a rung may spend; later ones: all of it."""
