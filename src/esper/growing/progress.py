@@ -18,6 +18,7 @@ from esper.leyline.text import visible
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
+from esper.plotting.durations import format_duration
 
 INTERVAL: Final = 1.0
 """Seconds between two lines on a terminal."""
@@ -56,19 +57,14 @@ class Progress:
     def __str__(self) -> str:
         best = "" if math.isnan(self.best_score) else f"best {self.best_score:.4f}  "
         share = self.runs / self.budget_runs
-        spent = f"{_minutes(self.seconds)}"
+        spent = format_duration(self.seconds)
         if math.isfinite(self.budget_seconds):
             share = max(share, self.seconds / self.budget_seconds)
-            spent += f" of {_minutes(self.budget_seconds)}"
+            spent += f" of {format_duration(self.budget_seconds)}"
         return (
             f"rung {self.rung}: {self.runs_done} of {self.runs_planned} runs, "
             f"{self.trained:,} batches  {best}{100 * min(1.0, share):.0f} %  {spent}"
         )
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}"
 
 
 class ProgressPrinter:
