@@ -7,7 +7,6 @@ import logging
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TextIO
@@ -47,7 +46,7 @@ class Progress:
     budget_seconds: float
     """Most time; infinite: no limit."""
     round: int
-    """Rungs of the whole search before this one; a resumed search goes on counting."""
+    """Rungs of the whole search before this one, those before a resume included."""
 
     def figures(self) -> dict[str, float]:
         """All of it that is finite, by name, for trackers."""
@@ -103,18 +102,13 @@ class ProgressPrinter:
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """Say what populations log inside the block, each message once.
-
-        torch's warnings that vmap has no rule for its fused attention are dropped: it is known.
-        """
+        """Say what kasmina logs inside the block, each message once."""
         logger = logging.getLogger("esper.kasmina")
         handler, propagate = _Said(self.say), logger.propagate
         logger.addHandler(handler)
         logger.propagate = False
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                yield
+            yield
         finally:
             logger.propagate = propagate
             logger.removeHandler(handler)

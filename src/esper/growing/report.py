@@ -35,13 +35,6 @@ POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 """Browsers then load nothing for the page, and run no script in it."""
 HEAD: Final = ("network", "test", "standard error", "validation", "parameters", "MACs",
                "host runs", "learning rate", "seeds")  # fmt: skip
-ORIGINS: Final = {
-    "given": "your model",
-    "width": "your model at another width",
-    "seeds": "seeds from the start",
-    "grown": "one seed more, from the weights of another network",
-    "pruned": "one seed less, from the weights of another network",
-}
 
 
 def write_report(result: GrowResult, path: Path) -> None:
@@ -70,7 +63,6 @@ def page(result: GrowResult) -> str:
         "main",
         _opening(result, name),
         _section("Frontier", *frontier_parts(result)),
-        _section("What was grown", *_growth(result)),
         _section("Score by length of the run", *_curves(result)),
         _section("Cost", *_cost(result)),
         _section("Use it", *_usage(result)),
@@ -183,16 +175,6 @@ def _row(network: NetworkRecord, result: GrowResult) -> tuple[str, ...]:
         f"{network.recipe.lr:.3g}",
         result.info.describe(network.variant, network.topology, network.origin),
     )
-
-
-def _growth(result: GrowResult) -> list[Markup]:
-    pick = result.best.record
-    rows = [
-        (place, name or "nothing")
-        for place, name in zip(result.best.places, pick.topology, strict=True)
-    ]
-    note = f"Network {pick.number}: {ORIGINS[pick.origin]}."
-    return [tag("p", note), table("Places to grow, in order", ("place", "the pick"), rows)]
 
 
 def _curves(result: GrowResult) -> list[Markup]:
