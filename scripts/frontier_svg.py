@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import esper
-from esper.growing.report_svg import HEIGHT, WIDTH, frontier_plot
+from esper.growing.report import frontier_picture
+from esper.plotting.frontier_plot import HEIGHT
+from esper.plotting.line_plot import WIDTH
 
 STYLE = (
     "text { fill: #1b1f24; font: 13px system-ui, sans-serif; } "
@@ -27,10 +29,10 @@ STYLE = (
 def frontier_svg(run: Path) -> str:
     """The plot of a run, as the text of an SVG file."""
     result = esper.GrowResult.load(run)
-    plot = str(frontier_plot(result.record, result.info.metric))
+    plot = str(frontier_picture(result.record, result.info.metric))
     start, end = plot.index(">"), plot.rindex("</svg>")
     return (
-        f'{plot[:start]} width="{WIDTH}" height="{HEIGHT}">\n<style>{STYLE}</style>\n'
+        f'{plot[:start]} width="{WIDTH}" height="{HEIGHT:g}">\n<style>{STYLE}</style>\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n{plot[start + 1 : end]}</svg>\n'
     )
 

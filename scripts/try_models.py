@@ -256,7 +256,7 @@ def _grown(name: str, given: Candidate, config: TryModels) -> Outcome:
 def _prepared(given: Candidate, settings: GrowSettings, printer: ProgressPrinter) -> GrowRun:
     """What `esper.grow` does before its search, with one blueprint, which saves time."""
     part = (given.inputs, given.targets)
-    data = read_data(part, part, part, batch_size=SAMPLES)
+    data = read_data(part, part, part, settings)
     problem = make_problem(given.build(), data, settings)
     names = problem.trace.blueprints
     chosen = next((name for name in PREFERRED if name in names), names[-1])

@@ -13,6 +13,7 @@ import torch
 
 import esper
 from esper.growing.api import prepare_run
+from esper.growing.data import MEMORY_SHARE, GrowData, read_data
 from esper.growing.folder import GrowFolder, read_table
 from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
@@ -25,9 +26,25 @@ def quick_search(
 ) -> esper.GrowResult:
     """`parts`: train, val and test; no exported files, no report."""
     chosen = GrowSettings(device="cpu", **settings)
-    run = prepare_run(model, *parts, budget, chosen, ProgressPrinter(verbose=False))
+    run = prepare_run(model, parts, budget, chosen, ProgressPrinter(verbose=False))
     with contextlib.closing(GrowFolder.create(folder, "quick", 0)) as home:
         return run.search(home, resumed=False, files=False)
+
+
+def read_parts(
+    train: Any,
+    val: Any = None,
+    test: Any = None,
+    *,
+    sample_weights: Any = None,
+    memory_limit: float | None = None,
+    **settings: Any,
+) -> GrowData:
+    """The data of a search with these settings; `memory_limit`: bytes that a part may take."""
+    with pytest.MonkeyPatch.context() as patched:
+        if memory_limit is not None:
+            patched.setattr("esper.growing.data.free_bytes", lambda _: memory_limit / MEMORY_SHARE)
+        return read_data(train, val, test, GrowSettings(**settings), sample_weights)
 
 
 def runs_of(folder: Path) -> tuple[Row, ...]:

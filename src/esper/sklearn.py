@@ -46,9 +46,9 @@ from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.run import GrowRun
 from esper.growing.runs import Table
 from esper.growing.settings import GrowSettings
-from esper.growing.splitting import cut_samples
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError, shown
+from esper.tasks.splits import cut_samples
 
 __all__ = ["GrowingClassifier", "GrowingRegressor"]
 
@@ -351,13 +351,12 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         )
         return prepare_run(
             model,
-            (train.inputs, train.targets),
-            val,
-            val,  # nothing is left for a test: that is what cross_val_score is for
+            # Nothing is left for a test: that is what cross_val_score is for.
+            ((train.inputs, train.targets), val, val),
             budget,
             settings,
             printer,
-            train.weights,
+            sample_weights=train.weights,
         )
 
     def _model(self, features: int, outputs: int) -> tuple[Model, Widths]:
@@ -383,7 +382,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
             raise EsperError(f"validation_fraction={shown(share)}: give a number between 0 and 1")
         by_class = not part.targets.dtype.is_floating_point
-        return cut_samples(part.targets, sample_keys(part), [share], seed, by_class)[0]
+        return cut_samples(part.targets.numpy(), sample_keys(part), [share], seed, by_class)[0]
 
     @contextlib.contextmanager
     def _run_folder(self, seed: int) -> Iterator[GrowFolder]:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growing.data import read_data
 from esper.growing.settings import GrowSettings
 from esper.growing.trainers.task import Task
-from grow_support import runs_of
+from grow_support import read_parts, runs_of
 from support import refused
 
 BUDGET = esper.Budget(host_runs=3)
@@ -81,7 +80,7 @@ def test_weights_are_float32_and_others_than_without(results):
 
 
 def test_the_plain_network_has_the_validation_score_of_its_run(results):
-    val = read_data(data(), seed=0).val
+    val = read_parts(data(), seed=0).val
     for network in results[True].frontier:
         with torch.no_grad():
             right = (network.model(val.inputs).argmax(1) == val.targets).float().mean()

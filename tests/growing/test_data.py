@@ -19,9 +19,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from esper.growing.data import GrowData, read_data
+from esper.growing.data import GrowData
 from esper.growing.parts import GrowPart
 from esper.growing.streams import StreamSource
+from grow_support import read_parts
 from support import refused
 
 N, F = 300, 4
@@ -181,7 +182,7 @@ SOURCES: dict[str, Any] = {
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_everything_called_data_reads_alike(source):
-    data = read_data(SOURCES[source]())
+    data = read_parts(SOURCES[source]())
     assert all_samples(data) == list(range(N))
     for each in (data.train, data.val, data.test):
         chosen = part(each)
@@ -190,14 +191,14 @@ def test_everything_called_data_reads_alike(source):
         torch.testing.assert_close(chosen.inputs, inputs()[number])
         assert torch.equal(chosen.targets, labels()[number])
         assert chosen.targets.dtype == torch.int64
-    assert data.fingerprint == read_data((inputs(), labels())).fingerprint
+    assert data.fingerprint == read_parts((inputs(), labels())).fingerprint
     assert data.classes is None
 
 
 def test_tables_are_read_by_column():
-    data = read_data(table(), columns=("image", "label"))
-    assert data.fingerprint == read_data((inputs(), labels())).fingerprint
-    data = read_data(table(strings=True), columns=("image", "id", "label"))
+    data = read_parts(table(), columns=("image", "label"))
+    assert data.fingerprint == read_parts((inputs(), labels())).fingerprint
+    data = read_parts(table(strings=True), columns=("image", "id", "label"))
     chosen = part(data.train).inputs
     assert isinstance(chosen, dict)
     assert list(chosen) == ["image", "id"]
@@ -207,13 +208,13 @@ def test_tables_are_read_by_column():
 
 @pytest.mark.parametrize("source", [lambda: Samples("two"), lambda: DataLoader(Samples("two"), 9)])
 def test_several_inputs_stay_in_order(source):
-    data = read_data(source())
+    data = read_parts(source())
     chosen = part(data.train).inputs
     assert isinstance(chosen, tuple)
     assert [tuple(value.shape[1:]) for value in chosen] == [(F,), (2,)]
     assert torch.equal(chosen[0][:, :2], chosen[1])
-    assert data.fingerprint == read_data((inputs(), inputs()[:, :2], labels())).fingerprint
-    assert data.fingerprint == read_data(((inputs(), inputs()[:, :2]), labels())).fingerprint
+    assert data.fingerprint == read_parts((inputs(), inputs()[:, :2], labels())).fingerprint
+    assert data.fingerprint == read_parts(((inputs(), inputs()[:, :2]), labels())).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -221,13 +222,13 @@ def test_several_inputs_stay_in_order(source):
 )
 def test_inputs_keep_dtype_and_values(dtype):
     pixels = torch.randint(0, 2, (N, 1, 2, 2)).to(dtype)
-    data = read_data((pixels, labels()), val=(pixels, labels()), test=(pixels, labels()))
+    data = read_parts((pixels, labels()), val=(pixels, labels()), test=(pixels, labels()))
     assert torch.equal(part(data.train).inputs, pixels)
     assert part(data.train).inputs.dtype == dtype
 
 
 def test_double_precision_becomes_single_and_is_noted():
-    data = read_data((inputs().double().numpy(), labels().double().numpy() / 7))
+    data = read_parts((inputs().double().numpy(), labels().double().numpy() / 7))
     assert part(data.train).inputs.dtype == part(data.train).targets.dtype == torch.float32
     assert "train inputs: float64 taken as float32" in data.notes
 
@@ -237,7 +238,7 @@ def test_collate_functions_make_the_batches():
         x, y = zip(*samples, strict=True)
         return torch.stack(x)[:, :2], torch.tensor(y)
 
-    data = read_data(DataLoader(Samples(), batch_size=32, collate_fn=halves))
+    data = read_parts(DataLoader(Samples(), batch_size=32, collate_fn=halves))
     assert part(data.train).inputs.shape[1:] == (2,)
     assert data.batch_size == 32
     assert all_samples(data) == list(range(N))
@@ -245,14 +246,14 @@ def test_collate_functions_make_the_batches():
 
 def test_a_sampler_of_a_subset_is_kept():
     loader = DataLoader(Samples(), batch_size=16, sampler=SubsetRandomSampler(range(0, N, 2)))
-    data = read_data(loader, val=Samples(samples=20), test=Samples(samples=30))
+    data = read_parts(loader, val=Samples(samples=20), test=Samples(samples=30))
     assert numbers_of(part(data.train)) == set(range(0, N, 2))
 
 
 def test_a_sampler_of_its_own_is_streamed():
     weights = WeightedRandomSampler([1.0] * N, N)
     loader = DataLoader(Samples(), batch_size=16, sampler=weights)
-    data = read_data(loader, val=Samples(samples=20))
+    data = read_parts(loader, val=Samples(samples=20))
     assert isinstance(data.train, StreamSource)
     assert len(list(data.train.epoch())) == N // 16
 
@@ -271,7 +272,7 @@ def test_strings_become_indices(kind):
         "samples": list(zip(x, words, strict=True)),
         "bytes": (x, [word.encode() for word in words]),
     }
-    data = read_data(made[kind])
+    data = read_parts(made[kind])
     assert data.classes == ("cat", "dog", "eel")
     for each in (data.train, data.val, data.test):
         chosen = part(each)
@@ -280,7 +281,7 @@ def test_strings_become_indices(kind):
 
 
 def test_integers_are_never_renumbered():
-    data = read_data((inputs(), labels() * 5 + 1))
+    data = read_parts((inputs(), labels() * 5 + 1))
     assert set(part(data.train).targets.tolist()) == {1, 6, 11}
     assert data.classes is None
 
@@ -290,7 +291,7 @@ def test_integers_are_never_renumbered():
 
 def test_cuts_are_stratified_seeded_and_disjoint():
     y = (torch.arange(1000) >= 900).long()
-    one, two, other = (read_data((inputs(1000), y), seed=seed) for seed in (3, 3, 4))
+    one, two, other = (read_parts((inputs(1000), y), seed=seed) for seed in (3, 3, 4))
     assert (len(part(one.train)), len(one.val), len(one.test)) == (600, 200, 200)
     assert all_samples(one) == list(range(1000))
     assert one.fingerprint == two.fingerprint != other.fingerprint
@@ -305,24 +306,24 @@ def test_cuts_are_stratified_seeded_and_disjoint():
 def test_cuts_do_not_depend_on_the_global_generator():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = read_data(DataLoader(Samples(), batch_size=32, shuffle=True))
+    one = read_parts(DataLoader(Samples(), batch_size=32, shuffle=True))
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
-    assert one.fingerprint == read_data(DataLoader(Samples(), 32, shuffle=True)).fingerprint
+    assert one.fingerprint == read_parts(DataLoader(Samples(), 32, shuffle=True)).fingerprint
 
 
 def test_numbers_are_cut_at_random():
-    data = read_data((inputs(), inputs()[:, 1]), fractions=(0.1, 0.3))
-    assert (len(data.val), len(data.test)) == (30, 90)
+    data = read_parts((inputs(), inputs()[:, 1]))
+    assert (len(data.val), len(data.test)) == (60, 60)
     assert all_samples(data) == list(range(N))
-    assert "val: 10% of train, at random (30 samples)" in data.notes
+    assert "val: 20% of train, at random (60 samples)" in data.notes
 
 
 def test_given_parts_are_taken_whole():
-    data = read_data((inputs(), labels()), test=(inputs(50) + 1000, labels(50)))
+    data = read_parts((inputs(), labels()), test=(inputs(50) + 1000, labels(50)))
     assert len(data.test) == 50
     assert len(part(data.train)) + len(data.val) == N
-    data = read_data(
+    data = read_parts(
         (inputs(), labels()),
         val=(inputs(50) + 1000, labels(50)),
         test=DataLoader(Samples(samples=60), 7, shuffle=True),
@@ -333,24 +334,24 @@ def test_given_parts_are_taken_whole():
 
 
 def test_under_200_samples_validation_is_shared():
-    data = read_data((inputs(150), labels(150)))
+    data = read_parts((inputs(150), labels(150)))
     assert data.test is data.val
     assert len(part(data.train)) + len(data.val) == 150
     assert any("test: the same samples as val, because train has 150" in n for n in data.notes)
-    assert data.test is not read_data((inputs(150), labels(150)), test=(inputs(5), labels(5))).val
+    assert data.test is not read_parts((inputs(150), labels(150)), test=(inputs(5), labels(5))).val
 
 
 def test_every_class_stays_in_train():
     y = labels()
     y[7], y[8], y[9] = 3, 4, 4
-    data = read_data((inputs(), y), fractions=(0.45, 0.45))
+    data = read_parts((inputs(), y))
     assert set(part(data.train).targets.tolist()) == {0, 1, 2, 3, 4}
     assert "train: classes [3] have a single sample each, which is only trained on" in data.notes
 
 
 @pytest.mark.parametrize("samples", [3, 4, 5, 7])
 def test_a_handful_of_samples_is_enough(samples):
-    data = read_data((inputs(samples), torch.rand(samples)))
+    data = read_parts((inputs(samples), torch.rand(samples)))
     assert len(data.val) >= 1 <= len(part(data.train))
     assert len(part(data.train)) + len(data.val) == samples
 
@@ -359,7 +360,7 @@ def test_a_handful_of_samples_is_enough(samples):
 def test_copies_of_a_sample_are_cut_together(classes):
     y = labels() if classes else torch.rand(N, generator=torch.Generator().manual_seed(0))
     copied = torch.randint(0, N, (100,), generator=torch.Generator().manual_seed(1))
-    data = read_data((torch.cat([inputs(), inputs()[copied]]), torch.cat([y, y[copied]])))
+    data = read_parts((torch.cat([inputs(), inputs()[copied]]), torch.cat([y, y[copied]])))
     held = [numbers_of(part(each)) for each in (data.train, data.val, data.test)]
     assert sum(len(each) for each in held) == N
     assert len(part(data.train)) + len(data.val) + len(data.test) == N + 100
@@ -368,27 +369,27 @@ def test_copies_of_a_sample_are_cut_together(classes):
 
 
 def test_where_most_samples_are_copies_they_are_counted():
-    data = read_data((inputs(4).repeat(75, 1), labels(4, 2).repeat(75)))
+    data = read_parts((inputs(4).repeat(75, 1), labels(4, 2).repeat(75)))
     assert numbers_of(part(data.train)) == numbers_of(data.test) == {0, 1, 2, 3}
     assert any("test: 60 of 60 samples are also in train, so its" in note for note in data.notes)
 
 
 def test_what_deserves_a_note_gets_one():
     both = (inputs(), labels())
-    notes = read_data(both, val=both).notes
+    notes = read_parts(both, val=both).notes
     assert "val: the same object as train, so its scores are too good" in notes
     assert any("val: 300 of 300 samples are also in train, so its scores" in n for n in notes)
     new = (inputs(60) + 1000, labels(60))
     for given in (new, (new[0].clone(), new[1].clone())):
-        notes = read_data(both, val=new, test=given).notes
+        notes = read_parts(both, val=new, test=given).notes
         assert any("test: 60 of 60 samples are also in val, so its" in note for note in notes)
     new = (inputs(60) + 1000, labels(60, 4))
     assert any(
         "val: 15 samples of labels [3] that train does not have" in note
-        for note in read_data(both, val=new).notes
+        for note in read_parts(both, val=new).notes
     )
     loader = DataLoader(Samples(), batch_size=256)
-    data = read_data(loader)
+    data = read_parts(loader)
     assert data.batch_size == 180
     assert any("batch size: 180, because the loader's 256 is more" in note for note in data.notes)
 
@@ -401,7 +402,7 @@ def test_what_deserves_a_note_gets_one():
     [lambda: Samples(noise=0.1), lambda: DataLoader(Samples(noise=0.1), 16, shuffle=True)],
 )
 def test_random_transforms_are_streamed(source):
-    data = read_data(source(), batch_size=16)
+    data = read_parts(source(), batch_size=16)
     stream = data.train
     assert isinstance(stream, StreamSource)
     assert stream.samples == 180
@@ -418,7 +419,7 @@ def test_random_transforms_are_streamed(source):
         assert torch.equal(y, labels()[x[:, 0].long()])
     assert "train: streamed, because reading a sample twice gives different values" in data.notes
     assert any("read once with the transforms of train" in note for note in data.notes)
-    assert data.fingerprint != read_data((inputs(), labels())).fingerprint
+    assert data.fingerprint != read_parts((inputs(), labels())).fingerprint
 
 
 def test_flips_are_noticed():
@@ -427,20 +428,20 @@ def test_flips_are_noticed():
             x, y = super().__getitem__(number)
             return (x.flip(0) if torch.rand(()) < 0.5 else x), y
 
-    assert isinstance(read_data(Flipping()).train, StreamSource)
+    assert isinstance(read_parts(Flipping()).train, StreamSource)
 
 
 def test_what_does_not_fit_is_streamed():
-    data = read_data(Samples(), memory_limit=N * F * 4 - 1, fractions=(0.1, 0.1))
+    data = read_parts(Samples(), memory_limit=N * F * 4 - 1)
     assert isinstance(data.train, StreamSource)
     assert any(note.startswith("train: streamed, because it takes more") for note in data.notes)
-    assert isinstance(read_data(Samples(), memory_limit=N * F * 4).train, GrowPart)
+    assert isinstance(read_parts(Samples(), memory_limit=N * F * 4).train, GrowPart)
 
 
 def test_large_data_are_not_read_twice():
     samples = Samples(samples=2000)
-    read_data(samples, memory_limit=100, fractions=(0.01, 0.01))
-    assert sum(count > 0 for count in samples.reads.values()) < 600
+    read_parts(samples, memory_limit=100)
+    assert sum(count > 0 for count in samples.reads.values()) < 1200
 
 
 def test_endless_data_are_streamed(monkeypatch):
@@ -449,18 +450,18 @@ def test_endless_data_are_streamed(monkeypatch):
             return ((torch.ones(F), i % 2) for i in itertools.count())
 
     monkeypatch.setattr("esper.growing.sources.MOST_UNCOUNTED", 1000)
-    data = read_data(Endless(), val=Samples(samples=30))
+    data = read_parts(Endless(), val=Samples(samples=30))
     assert isinstance(data.train, StreamSource)
     assert any(note.endswith("or does not end") for note in data.notes)
 
 
 def test_streams_may_be_chosen():
-    assert isinstance(read_data((inputs(), labels()), stream="always").train, StreamSource)
-    assert isinstance(read_data(Samples(noise=1.0), stream="never").train, GrowPart)
+    assert isinstance(read_parts((inputs(), labels()), stream="always").train, StreamSource)
+    assert isinstance(read_parts(Samples(noise=1.0), stream="never").train, GrowPart)
 
 
 def test_streams_without_length_count_by_steps():
-    data = read_data(Stream(shuffled=True), val=Samples(samples=30), batch_size=8)
+    data = read_parts(Stream(shuffled=True), val=Samples(samples=30), batch_size=8)
     stream = data.train
     assert isinstance(stream, StreamSource)
     assert (stream.samples, stream.batches_per_epoch, stream.batch_size) == (None, None, 8)
@@ -473,7 +474,7 @@ def test_streams_without_length_count_by_steps():
 def test_string_labels_stream():
     words = ["cat", "dog", "eel"]
     rows = [(x, words[int(y)]) for x, y in zip(inputs(), labels(), strict=True)]
-    data = read_data(rows, stream="always")
+    data = read_parts(rows, stream="always")
     assert data.classes == ("cat", "dog", "eel")
     assert isinstance(data.train, StreamSource)
     x, y = next(data.train.epoch())
@@ -481,21 +482,21 @@ def test_string_labels_stream():
 
 
 def test_examples_are_the_first_samples():
-    data = read_data((inputs(), labels()), val=Samples(samples=9), test=Samples(samples=9))
+    data = read_parts((inputs(), labels()), val=Samples(samples=9), test=Samples(samples=9))
     assert torch.equal(data.example(3).inputs, inputs()[:3])  # type: ignore[arg-type]
-    assert len(read_data(Samples(), stream="always").example(3)) == 3
+    assert len(read_parts(Samples(), stream="always").example(3)) == 3
 
 
 def test_sample_weights_follow_their_samples_and_do_not_weigh_scores():
     x = inputs()
-    data = read_data((x, labels()), sample_weights=x[:, 0].abs().numpy())
+    data = read_parts((x, labels()), sample_weights=x[:, 0].abs().numpy())
     assert torch.equal(data.train.weights, data.train.inputs[:, 0])
     assert data.val.weights is None
     weighted = data.with_weighted_targets()
     assert torch.equal(weighted.train.targets[:, 1], data.train.inputs[:, 0])
     assert torch.equal(weighted.val.targets[:, 0].long(), data.val.targets)
     assert bool((weighted.val.targets[:, 1] == 1).all())
-    assert data.fingerprint != read_data((x, labels())).fingerprint
+    assert data.fingerprint != read_parts((x, labels())).fingerprint
 
 
 @pytest.mark.parametrize(
@@ -507,10 +508,10 @@ def test_sample_weights_follow_their_samples_and_do_not_weigh_scores():
     ],
 )
 def test_wrong_sample_weights_are_refused_in_one_line(weights, words):
-    assert words in refused(lambda: read_data((inputs(), labels()), sample_weights=weights))
+    assert words in refused(lambda: read_parts((inputs(), labels()), sample_weights=weights))
 
 
 def test_streams_take_no_sample_weights():
     train = TensorDataset(inputs(), labels())
-    said = refused(lambda: read_data(train, stream="always", sample_weights=np.ones(N)))
+    said = refused(lambda: read_parts(train, stream="always", sample_weights=np.ones(N)))
     assert "train is streamed, as requested" in said

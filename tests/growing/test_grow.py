@@ -18,12 +18,11 @@ from torch import nn
 
 import esper
 from esper.growing.api import prepare_run
-from esper.growing.data import read_data
 from esper.growing.folder import read_table, weights_path
 from esper.growing.progress import ProgressPrinter
 from esper.growing.search import control_numbers, frontier_numbers
 from esper.growing.settings import GrowSettings
-from grow_support import runs_of, same_weights
+from grow_support import read_parts, runs_of, same_weights
 
 
 def data(samples: int = 240, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +72,7 @@ def test_the_frontier_is_saved_and_nothing_on_it_is_dominated(result):
 
 def test_the_plain_model_has_the_validation_score_of_its_run(result):
     """Judged by the network that comes back, on the user's own samples."""
-    val = read_data(data(), seed=0).val
+    val = read_parts(data(), seed=0).val
     for network in result.frontier:
         with torch.no_grad():
             accuracy = (network.model(val.inputs).argmax(1) == val.targets).float().mean()
@@ -147,7 +146,7 @@ def test_a_network_that_grew_starts_as_its_parent(tmp_path):
     """With one seed more, its last scale 0, it computes what the finished run computes."""
     found = grow(tmp_path, budget=esper.Budget(host_runs=1), widths=())
     run = prepare_run(
-        model, data(), None, None, None, GrowSettings(device="cpu"), ProgressPrinter(verbose=False)
+        model, (data(),), None, GrowSettings(device="cpu"), ProgressPrinter(verbose=False)
     )
     run.folder = found.folder
     (parent,) = read_table(found.folder).rows

@@ -21,7 +21,6 @@ from esper.growing.measuring import (
     judge,
     kept_outputs,
     measure,
-    score_rows,
 )
 from esper.growing.metric_forms import Metric
 from esper.growing.metrics import ALIASES, METRICS, make_metric
@@ -335,15 +334,6 @@ def test_the_best_constant_prediction_is_known(name, kind, wanted):
     metric = metric_for(name, targets, outputs)
     found = constant_score(metric, targets, targets)
     assert found == pytest.approx(wanted(targets.numpy()), abs=1e-5)
-
-
-def test_rows_are_scored_like_networks():
-    outputs, labels = draw(0, "many")
-    metric = metric_for("f1_macro", labels, outputs)
-    rows = torch.stack([outputs, outputs.flip(1)])
-    kept = metric.keep(rows, labels.expand(2, PART))
-    wanted = [scored(metric, row, labels) for row in rows]
-    assert score_rows(metric, kept, labels).tolist() == wanted
 
 
 # ---- what esper.grow prints ----------------------------------------------------------------------

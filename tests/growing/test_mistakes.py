@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from esper.growing.data import GrowData, read_data
+from esper.growing.data import GrowData
 from esper.growing.model_checks import check_against_model, model_failure
 from esper.kasmina.tracing import trace_model
 from esper.leyline.errors import EsperError
-from esper.tasks.objectives import make_objective
+from esper.tasks.objectives import make_training_loss
+from grow_support import read_parts
 from support import refused
 
 N = 240
@@ -142,7 +143,6 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     (Items([(x[:0], 0) for x in X]), {"stream": "always"}, "samples of shape (0,) have no feat"),
     (DataLoader(TensorDataset(X, Y), 300, drop_last=True), {}, "drop_last=True, batch_size=300 an"),
     ((X[:1], X[:1, 0]), {}, "train has 1 samples: too few to cut 1 more part from it; give val="),
-    ((X, Y), {"fractions": (0.5, 0.6)}, "fractions=(0.5, 0.6): give the shares of train that bec"),
     ((X, Y), {"stream": "yes"}, "unknown stream 'yes': valid: auto, always, never"),
     (Nothing(), {"stream": "always"}, "train is streamed (as requested) and its samples have no n"),
     # -- values
@@ -190,7 +190,7 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("given", "options", "words"), DATA)
 def test_data_that_will_not_do_are_one_line(given, options, words):
-    assert words in refused(lambda: read_data(given, **options))
+    assert words in refused(lambda: read_parts(given, **options))
 
 
 def test_batches_of_different_lengths_are_one_line():
@@ -199,17 +199,17 @@ def test_batches_of_different_lengths_are_one_line():
         return torch.zeros(len(x), int(max(y))), torch.tensor(y)
 
     loader = DataLoader(Items([(0, 3 + i) for i in range(20)]), batch_size=5, collate_fn=pad)
-    line = refused(lambda: read_data(loader))
+    line = refused(lambda: read_parts(loader))
     assert "train: inputs of batch 1 are (12,) per sample, of batch 0 (7,); pad or crop" in line
 
 
 def test_streams_that_change_are_one_line():
     rows = [(X[i] if i < 64 else X[i].half(), int(Y[i])) for i in range(N)]
-    data = read_data(iter_again(rows), val=(X, Y), stream="always")
+    data = read_parts(iter_again(rows), val=(X, Y), stream="always")
     line = refused(lambda: list(data.train.epoch()))  # type: ignore[union-attr]
     assert "batch 1 of the stream holds inputs (3,) float16" in line
     rows = [(changed(X[i], 0, np.nan) if i == 70 else X[i], int(Y[i])) for i in range(N)]
-    data = read_data(iter_again(rows), val=(X, Y), stream="always")
+    data = read_parts(iter_again(rows), val=(X, Y), stream="always")
     line = refused(lambda: list(data.train.epoch()))  # type: ignore[union-attr]
     assert "train: batch 1 of the stream inputs: 1 of 64 samples are not finite" in line
 
@@ -238,7 +238,7 @@ def test_script_modules_are_one_line(make, as_instance):
 
 
 def data(targets: Any = Y) -> GrowData:
-    return read_data((X, targets))
+    return read_parts((X, targets))
 
 
 def spoilt(output: Tensor) -> Tensor:
@@ -248,12 +248,7 @@ def spoilt(output: Tensor) -> Tensor:
 OUT = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 
 OUTPUTS: list[tuple[Any, Any, Any, str]] = [
-    (Y, "auto", (OUT, OUT), "the model returns a tuple of (Tensor, Tensor); choose one, as in ou"),
-    (Y, "auto", {"logits": OUT, "n": 3}, "returns a dict with 'logits'; choose one, as in output="),
-    (Y, "auto", None, "the model returns a NoneType; return a tensor [batch, ...]"),
-    (Y, "auto", OUT.sum(), "the model returns one number for the whole batch, perhaps its loss"),
-    (Y, "auto", OUT[:5], "the model returns 5 rows for 8 samples (shape (5, 4)); its first axis"),
-    (Y, "auto", OUT.argmax(1), "the model returns int64, which has no gradient; return logits"),
+    (Y, "auto", OUT.long(), "the model returns int64, which has no gradient; return logits"),
     (Y, "auto", spoilt(OUT), "returns NaN or infinite numbers for sample 3 before training"),
     (Y, "auto", OUT.softmax(1), "outputs are probabilities that sum to 1: loss 'cross_entropy' ta"),
     (Y, "auto", OUT[:, :3], "train: label 3 of sample"),
@@ -275,14 +270,20 @@ OUTPUTS: list[tuple[Any, Any, Any, str]] = [
 ]
 
 
+def check(made: GrowData, loss: Any, output: Tensor) -> None:
+    shape = output.shape[1:]
+    fitting = make_training_loss(loss, targets=made.sample.targets, output_shape=shape)
+    check_against_model(made, fitting, output)
+
+
 @pytest.mark.parametrize(("targets", "loss", "output", "words"), OUTPUTS)
 def test_outputs_that_do_not_fit_are_one_line(targets, loss, output, words):
-    assert words in refused(lambda: check_against_model(data(targets), loss, output, samples=8))
+    assert words in refused(lambda: check(data(targets), loss, output))
 
 
 def test_labels_of_every_part_are_checked():
-    made = read_data((X, Y), val=(X[:9], Y[:9] + 3))
-    line = refused(lambda: check_against_model(made, "auto", OUT))
+    made = read_parts((X, Y), val=(X[:9], Y[:9] + 3))
+    line = refused(lambda: check(made, "auto", OUT))
     assert "val: label 4 of sample 1, the model has 4 outputs" in line
 
 
@@ -293,14 +294,11 @@ def test_labels_of_every_part_are_checked():
         (Y, F.cross_entropy, OUT),
         (Y % 2, "auto", OUT[:, :1]),
         (X, "mae", OUT[:, :3]),
-        (X[:, 0], "auto", OUT[:, :1].requires_grad_()),
+        (X[:, 0], "auto", OUT[:, :1]),
     ],
 )
 def test_what_fits_is_accepted(targets, loss, output):
-    made = data(targets)
-    check_against_model(made, loss, output, samples=8)
-    objective = make_objective(loss, targets=made.sample.targets, output_shape=output.shape[1:])
-    check_against_model(made, objective, output)
+    check(data(targets), loss, output.detach())
 
 
 class TwoInputs(nn.Module):
@@ -361,4 +359,4 @@ def test_a_model_that_fails_is_told_why(model, inputs, words):
 
 def test_mistakes_are_esper_errors():
     with pytest.raises(EsperError):
-        read_data((X, Y[:3]))
+        read_parts((X, Y[:3]))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.growing.data import read_data
+from esper.growing.settings import GrowSettings
 from random_problems import RandomProblem, draw_problem, measured_macs
 
 PROBLEMS = 50
@@ -75,7 +76,8 @@ def check_budget(problem: RandomProblem, result: esper.GrowResult) -> None:
 
 def check_validation(problem: RandomProblem, result: esper.GrowResult) -> None:
     """Plain networks on the user's own samples have the scores of the record."""
-    data = read_data(problem.train, problem.val, seed=problem.settings["seed"])
+    settings = GrowSettings(seed=problem.settings["seed"])
+    data = read_data(problem.train, problem.val, settings=settings)
     if problem.val is not None:
         assert torch.equal(data.val.inputs, problem.val[0])
     for model, said in ((result.model, result.best), (result.host.model, result.host)):

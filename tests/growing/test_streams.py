@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import esper
-from esper.growing.data import read_data
 from esper.growing.streams import StreamSource
 from esper.growing.trainers import data as trainer_data
 from esper.growing.trainers.data import StreamReader
 from esper.growing.trainers.program import Program
 from esper.kasmina.tracing import trace_model
-from grow_support import every_batch, runs_of, same_weights
+from grow_support import every_batch, read_parts, runs_of, same_weights
 
 SAMPLES, BATCH = 50, 4
 X = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(0))
@@ -61,7 +60,7 @@ MAKE = {"dataset": Augmented, "loader": loader, "stream": Unknown}
 
 
 def reader(kind: str) -> StreamReader:
-    data = read_data(MAKE[kind](), HELD, HELD, batch_size=None if kind == "loader" else BATCH)
+    data = read_parts(MAKE[kind](), HELD, HELD, batch_size=None if kind == "loader" else BATCH)
     assert isinstance(data.train, StreamSource)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     inputs = trace_model(lambda: model, X[:4]).inputs

@@ -128,11 +128,6 @@ def test_divergence_comes_first():
     assert "nan" not in line
 
 
-def test_a_grown_network_is_compared_with_static_ones_of_its_size():
-    line = verdict(replace(WIDER, static_lead=0.012))
-    assert line.endswith("; +1.2 points on validation over the best static one of that size")
-
-
 def test_what_was_tried_is_read_from_the_runs():
     """A short run, a cut one and one that diverged were not trained in full."""
     first = row(0, 0.8, params=50, trained=100)

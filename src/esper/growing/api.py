@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,15 +14,14 @@ import torch
 from torch import Tensor
 
 from esper.growing.budget import Budget
-from esper.growing.data import StreamChoice, read_data
+from esper.growing.data import read_data
 from esper.growing.folder import GrowFolder, check_sources, runs_root
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
-from esper.growing.settings import GrowSettings
-from esper.jobs.settings import LOCAL, JobSettings
+from esper.growing.settings import GrowSettings, StreamChoice
 from esper.leyline.errors import EsperError
 from esper.storage.sessions import recorded_session
 
@@ -33,29 +33,29 @@ def grow(
     test: Any = None,
     budget: Budget | None = None,
     *,
+    sample_weights: Any = None,
+    columns: Sequence[str] | None = None,
+    stream: StreamChoice = "auto",
+    batch_size: int | None = None,
+    loss: str | Callable[..., Any] = "auto",
+    metric: str | Callable[..., Any] = "auto",
+    class_weights: Sequence[float] | Tensor | None = None,
+    label_smoothing: float = 0.0,
+    output: int | str | None = None,
+    slots: int | Sequence[str] = 8,
+    blueprints: Sequence[str] | None = None,
+    widths: Sequence[float] | Literal["auto"] = "auto",
     policy: str = "auto",
+    epochs: float | Literal["auto"] = "auto",
     optimizer: str = "auto",
     lr: float | Sequence[float] | Literal["auto"] = "auto",
     weight_decay: float | Literal["auto"] = "auto",
     clip: float | None = 1.0,
-    loss: str | Callable[..., Any] = "auto",
-    metric: str | Callable[..., Any] = "auto",
+    amp: bool | Literal["auto"] = "auto",
     seed: int = 0,
-    slots: int | Sequence[str] = 8,
-    blueprints: Sequence[str] | None = None,
-    widths: Sequence[float] | Literal["auto"] = "auto",
-    epochs: float | Literal["auto"] = "auto",
-    batch_size: int | None = None,
-    columns: Sequence[str] | None = None,
-    stream: StreamChoice = "auto",
-    output: str | int | None = None,
-    class_weights: Sequence[float] | Tensor | None = None,
-    sample_weights: Any = None,
-    label_smoothing: float = 0.0,
     device: str | torch.device = "auto",
     executor: str = "auto",
-    on: str = LOCAL,
-    amp: bool | Literal["auto"] = "auto",
+    on: str = "local",
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -71,18 +71,16 @@ def grow(
     table; `val` and `test` are cut from it if not given. `folder`: where the run folder is made;
     `resume`: one to continue. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
     """
-    began = time.monotonic()
-    settings = GrowSettings(
-        policy, optimizer, lr, weight_decay, loss, metric, seed, slots, blueprints, widths, epochs,
-        batch_size, columns, stream, output, class_weights, label_smoothing, device, executor, amp,
-        clip)  # fmt: skip
+    given, began = locals(), time.monotonic()
+    settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})
     check_sources(sources)
-    jobs, ranks = JobSettings(on=on), ranks_of(executor, device)
+    ranks = ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
         run = prepare_run(
-            model, train, val, test, budget, settings, printer, sample_weights, ranks, began, jobs
-        )
+            model, (train, val, test), budget, settings, printer,
+            sample_weights=sample_weights, ranks=ranks, began=began,
+        )  # fmt: skip
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
             return run.search(home, resume is not None)
@@ -117,21 +115,19 @@ def _run_folder(
 
 def prepare_run(
     model: Model,
-    train: Any,
-    val: Any,
-    test: Any,
+    parts: Sequence[Any],
     budget: Budget | None,
     settings: GrowSettings,
     printer: ProgressPrinter,
+    *,
     sample_weights: Any = None,
     ranks: Ranks = ALONE,
     began: float | None = None,
-    jobs: JobSettings | None = None,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.
 
-    `ranks`: the processes that train together; `began`: when the call began; `jobs`: where runs are
-    trained.
+    `parts`: train, val and test; `ranks`: the processes that train together; `began`: when the call
+    began, on the monotonic clock.
     """
     began = time.monotonic() if began is None else began
     budget = Budget() if budget is None else budget
@@ -139,21 +135,12 @@ def prepare_run(
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
 
     def read_problem() -> Problem:
-        data = read_data(
-            train,
-            val,
-            test,
-            columns=settings.columns,
-            seed=settings.seed,
-            batch_size=settings.batch_size,
-            stream=settings.stream,
-            sample_weights=sample_weights,
-        )
+        data = read_data(*parts, settings=settings, sample_weights=sample_weights)
         return make_problem(model, data, settings)
 
     problem = ranks.together(read_problem)
     ranks.require_same("data", problem.data.fingerprint)
     ranks.require_same("model", problem.architecture)
-    run = GrowRun(problem, settings, budget, printer, began, ranks, jobs)
+    run = GrowRun(problem, settings, budget, printer, began, ranks)
     run.prepare()
     return run

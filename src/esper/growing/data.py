@@ -10,9 +10,8 @@ becomes a `StreamSource`. Parts that are not given are cut from train.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -32,15 +31,17 @@ from esper.growing.part_checks import (
     note_overlap,
 )
 from esper.growing.parts import GrowPart, RawPart, fingerprint, sample_keys
+from esper.growing.settings import GrowSettings, StreamChoice
 from esper.growing.sources import Source
-from esper.growing.splitting import check_fractions, cut_samples, has_classes, random_cut
 from esper.growing.streams import StreamSource
 from esper.leyline.arrays import Ints
-from esper.leyline.errors import EsperError, shown, unknown_name
-from esper.leyline.seeds import require_seed
+from esper.leyline.errors import EsperError, shown
 from esper.tasks.objectives import check_sample_weights
+from esper.tasks.splits import cut_samples, has_classes, random_cut
 
-StreamChoice = Literal["auto", "always", "never"]
+DEFAULTS: Final = GrowSettings()
+HELD_OUT: Final = 0.2
+"""Share of train that becomes val, and test, where they are not given."""
 MEMORY_SHARE: Final = 0.25
 """Share of the free memory that a part may take."""
 FEW_SAMPLES: Final = 200
@@ -92,28 +93,14 @@ def read_data(
     train: Any,
     val: Any = None,
     test: Any = None,
-    *,
-    columns: Sequence[str] | None = None,
-    seed: int = 0,
-    fractions: Sequence[float] = (0.2, 0.2),
-    batch_size: int | None = None,
-    stream: StreamChoice = "auto",
-    memory_limit: float | None = None,
+    settings: GrowSettings = DEFAULTS,
     sample_weights: Any = None,
 ) -> GrowData:
-    """Read the data of a growth run.
-
-    `columns`: names of the inputs and then of the target, for dicts and tables. `fractions`: shares
-    of train that become val and test where they are not given. `stream`: read train anew in every
-    epoch; "auto" decides by size and by whether reads differ. `memory_limit`: bytes that a part may
-    take; None: a quarter of the free memory. `sample_weights`: one for each sample of train.
-    """
-    _check_arguments(columns, seed, fractions, batch_size, stream)
+    """Read the data of a search; `sample_weights`: one for each sample of train."""
     notes = Notes()
-    limit = MEMORY_SHARE * free_bytes(torch.device("cpu")) if memory_limit is None else memory_limit
     with torch.random.fork_rng(devices=[]):  # loaders draw from torch's global generator
         sources = {
-            name: open_source(given, name, columns, notes)
+            name: open_source(given, name, settings.columns, notes)
             for name, given in (("train", train), ("val", val), ("test", test))
             if name == "train" or given is not None
         }
@@ -121,29 +108,7 @@ def read_data(
             if given is train:
                 notes.add(f"{name}: the same object as train, so its scores are too good")
         weights = None if sample_weights is None else _weights(sample_weights)
-        reader = _Reader(sources, notes, seed, tuple(fractions), batch_size, limit, weights)
-        return reader.read(stream)
-
-
-def _check_arguments(
-    columns: Sequence[str] | None,
-    seed: int,
-    fractions: Sequence[float],
-    batch_size: int | None,
-    stream: str,
-) -> None:
-    require_seed(seed, "seed")
-    check_fractions(fractions)
-    if stream not in get_args(StreamChoice):
-        raise unknown_name("stream", stream, get_args(StreamChoice))
-    if columns is not None and (isinstance(columns, str) or len(columns) < 2):
-        raise EsperError(
-            f"columns={shown(columns)}: name the inputs and then the target, as in ('image', "
-            f"'label')"
-        )
-    whole = hasattr(batch_size, "__index__") and not isinstance(batch_size, bool)
-    if batch_size is not None and (not whole or batch_size < 1):
-        raise EsperError(f"batch_size={shown(batch_size)}: give a whole number of 1 or more")
+        return _Reader(sources, notes, settings, weights).read(settings.stream)
 
 
 def _weights(given: Any) -> Tensor:
@@ -162,18 +127,14 @@ class _Reader:
         self,
         sources: dict[str, Source],
         notes: Notes,
-        seed: int,
-        fractions: tuple[float, ...],
-        batch_size: int | None,
-        limit: float,
+        settings: GrowSettings,
         weights: Tensor | None,
     ) -> None:
-        self.sources, self.notes, self.seed, self.limit = sources, notes, seed, limit
-        self.shares = dict(zip(("val", "test"), fractions, strict=True))
-        self.source = sources["train"]
-        self.wanted = batch_size
-        self.weights = weights
-        self.batch_size = batch_size or self.source.batch_size
+        self.sources, self.notes, self.seed = sources, notes, settings.seed
+        self.limit = MEMORY_SHARE * free_bytes(torch.device("cpu"))
+        self.source, self.weights = sources["train"], weights
+        self.wanted = settings.batch_size
+        self.batch_size = self.wanted or self.source.batch_size
 
     def read(self, stream: StreamChoice) -> GrowData:
         """Read all parts."""
@@ -195,7 +156,7 @@ class _Reader:
         if part is None:
             raise EsperError(
                 f"{name} takes more than {self.limit / 2**30:.2g} GiB, a quarter of the free "
-                f"memory or memory_limit: give fewer samples"
+                f"memory: give fewer samples"
             )
         check_lengths(part, name)
         return part
@@ -252,7 +213,7 @@ class _Reader:
             note_overlap(parts["test"], parts["val"], ("test", "val"), self.notes)
 
     def _note_rare(self, train: GrowPart, labels: LabelMap) -> None:
-        if not has_classes(train.targets):
+        if not has_classes(train.targets.numpy()):
             return
         found, count = np.unique(train.targets.numpy(), return_counts=True)
         alone = found[count == 1].tolist()
@@ -270,10 +231,13 @@ class _Reader:
         cut = [name for name in missing if name == "val" or not few]
         made = dict(parts)
         if cut:
-            shares = [self.shares[name] for name in cut]
-            by_class = has_classes(train.targets)
+            by_class = has_classes(train.targets.numpy())
             pieces, together = cut_samples(
-                train.targets, sample_keys(train), shares, self.seed, by_class
+                train.targets.numpy(),
+                sample_keys(train),
+                [HELD_OUT] * len(cut),
+                self.seed,
+                by_class,
             )
             for name, index_N in zip((*cut, "train"), pieces, strict=True):
                 piece = train.take(index_N)
@@ -281,7 +245,7 @@ class _Reader:
             how = "stratified by class" if by_class else "at random"
             for name in cut:
                 self.notes.add(
-                    f"{name}: {self.shares[name]:.0%} of train, {how} ({len(made[name])} samples)"
+                    f"{name}: {HELD_OUT:.0%} of train, {how} ({len(made[name])} samples)"
                 )
             if together:
                 self.notes.add(f"train: {together} samples are copies, cut with their originals")
@@ -360,12 +324,12 @@ class _Reader:
                 f"train is streamed ({reason}) and its samples have no numbers, so none can be "
                 f"held out: give val= as well"
             )
-        *pieces, keep = random_cut(source.length, [self.shares[n] for n in missing], self.seed)
+        *pieces, keep = random_cut(source.length, [HELD_OUT] * len(missing), self.seed)
         for name, index_N in zip(missing, pieces, strict=True):
             given[name] = source.take(index_N)
             check_lengths(given[name], name)
             self.notes.add(
-                f"{name}: {self.shares[name]:.0%} of train, at random ({len(index_N)} samples), "
+                f"{name}: {HELD_OUT:.0%} of train, at random ({len(index_N)} samples), "
                 f"read once with the transforms of train"
             )
         return keep

@@ -106,7 +106,21 @@ class GrowInfo:
     higher_is_better: bool
     """Whether a higher score is better."""
     settings: tuple[tuple[str, str], ...]
-    """Everything else that changes results: a resume compares it."""
+    """Every setting as it was given (`GrowSettings.record`): a resume compares them."""
+    weights: str = ""
+    """SHA-256 of the weights that the model was given with; empty: it was not."""
+
+    def places_of(self, variant: str) -> tuple[str, ...]:
+        """Where the slots of a width are."""
+        return self.variant_places[self.variants.index(variant)]
+
+    def describe(self, variant: str, topology: Sequence[str], origin: str = "") -> str:
+        """A network in words: its width, its seeds and where they are, and what they come from."""
+        pairs = zip(topology, self.places_of(variant), strict=True)
+        seeds = [f"{name} {place}" for name, place in pairs if name]
+        width = [f"{variant} as wide"] if variant else []
+        inherited = f" ({origin})" if origin in ("grown", "pruned") else ""
+        return (", ".join((*width, *seeds)) or "none") + inherited
 
     def rank(self, score: float, params: int) -> tuple[float, int]:
         """Sort key of a network: the better score, then the smaller size; NaN is the worst."""

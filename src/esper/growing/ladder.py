@@ -18,18 +18,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 
-from esper.growing.frontier import hypervolume, pareto, survivors
 from esper.growing.networks import Networks
 from esper.growing.runs import Origin, Recipe, Row, Table, finished, known
+from esper.growing.settings import Policy
 from esper.growing.topologies import EMPTY, Topology
 from esper.leyline.streams import stream_seed
+from esper.plotting.pareto import hypervolume, pareto, survivors
 
-Policy = Literal["ladder", "random"]
-"""`random`: networks, rates and lengths drawn at random, to compare with."""
 SHARES: Final = {0: 0.15, 1: 0.25, 2: 0.7}
 """Share of what is left of the budget that a rung may spend; later ones: all of it."""
 DIVISORS: Final = {0: 9, 1: 3}

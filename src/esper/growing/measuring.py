@@ -62,11 +62,6 @@ class Difference:
     samples: int
 
 
-def score_rows(metric: Metric, kept_RN: Kept, targets: Tensor) -> Doubles:
-    """Metric of each row `[R]` on a part; everything is on the CPU."""
-    return np.array([metric.value(kept_N, targets) for kept_N in kept_RN])
-
-
 def measure(metric: Metric, kept_N: Kept, targets: Tensor) -> Measured:
     """Metric of one network on a part, with its standard error."""
     value, samples = metric.value(kept_N, targets), len(targets)

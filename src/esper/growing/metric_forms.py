@@ -40,8 +40,6 @@ class Metric(abc.ABC):
     """Value of perfect outputs; NaN: unknown."""
     in_points: bool = True
     """Whether differences are written in points, hundredths of a share in 0..1."""
-    numbers: int = 2
-    """Numbers that are kept of a sample, at most."""
     reading: RowTerms | None = None
     """What targets and outputs mean; None: only the user's functions know."""
 

@@ -30,30 +30,24 @@ class _Context:
     terms: RowTerms
     reading: Reading
 
-    @property
-    def numbers(self) -> int:
-        return max(2, math.prod(self.terms.shape))
-
     def mean(self, terms: Callable[..., forms.Sums], **options: Any) -> Metric:
         return forms.MeanMetric(
             name=self.name, reading=self.terms, terms=partial(terms, self.terms), **options
         )
 
     def squares(self, **options: Any) -> Metric:
-        return forms.SquaredErrors(
-            name=self.name, reading=self.terms, numbers=self.numbers, in_points=False, **options
-        )
+        return forms.SquaredErrors(name=self.name, reading=self.terms, in_points=False, **options)
 
     def labels(self, formula: Callable[..., Any]) -> Metric:
         return forms.LabelMetric(
             name=self.name, reading=self.terms, multilabel=self.reading == "multilabel",
-            formula=formula, numbers=self.numbers,
+            formula=formula,
         )  # fmt: skip
 
     def ranks(self, formula: Callable[..., Any]) -> Metric:
         return forms.RankMetric(
             name=self.name, reading=self.terms, multilabel=self.reading == "multilabel",
-            formula=formula, numbers=self.numbers,
+            formula=formula,
         )  # fmt: skip
 
 
@@ -203,6 +197,5 @@ def _own(
 ) -> Metric:
     return forms.OwnMetric(
         name=name, function=function, best=best, in_points=False,
-        numbers=max(2, math.prod(loss.shape)),
         reading=loss.terms if isinstance(loss.terms, RowTerms) else None,
     )  # fmt: skip

@@ -5,7 +5,6 @@ Shape letters: B batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -13,87 +12,41 @@ from torch import Tensor, nn
 
 from esper.growing.data import GrowData
 from esper.growing.parts import Inputs, named_inputs
-from esper.leyline.errors import EsperError, shown
+from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import format_error
-from esper.tasks.objectives import TrainingLoss, make_training_loss
+from esper.tasks.objectives import TrainingLoss
 from esper.tasks.row_terms import dtype_name
 
 _CHANNELS: Final = (1, 3, 4)
 _ROUNDING: Final = 1e-4
 
 
-def check_against_model(
-    data: GrowData,
-    loss: TrainingLoss | str | Callable[..., Any],
-    output: object,
-    samples: int | None = None,
-) -> None:
-    """Raise unless the model's output for the first training samples fits the data and the loss.
-
-    `samples`: how many samples the model was given; None: as many as it gave outputs for.
-    """
-    logits = check_output(output, samples)
-    shape = tuple(logits.shape[1:])
-    if isinstance(loss, TrainingLoss):
-        objective = loss
-    else:
-        objective = make_training_loss(loss, targets=data.sample.targets, output_shape=shape)
-    for name, part in (("train", data.sample), ("val", data.val), ("test", data.test)):
-        objective.check_targets(part.targets, name)
-    if objective.kind == "classes":
-        _refuse_probabilities(logits, objective.name)
-    _check_loss(objective, logits, data.sample.targets[: len(logits)])
-
-
-def check_output(output: object, samples: int | None = None) -> Tensor:
-    """Return a model's output if it is a finite float tensor `[B, ...]`."""
-    if not isinstance(output, Tensor):
-        raise EsperError(_not_a_tensor(output))
-    if not output.ndim:
+def check_against_model(data: GrowData, loss: TrainingLoss, outputs: Tensor) -> None:
+    """Raise unless the model's outputs `[B, ...]` for the first training samples fit the loss, and
+    the loss the data."""
+    if not outputs.dtype.is_floating_point:
         raise EsperError(
-            "the model returns one number for the whole batch, perhaps its loss; return the "
-            "outputs of each sample, [batch, ...]"
-        )
-    if samples is not None and len(output) != samples:
-        raise EsperError(
-            f"the model returns {len(output)} rows for {samples} samples (shape "
-            f"{tuple(output.shape)}); its first axis must be the batch"
-        )
-    if not output.dtype.is_floating_point:
-        raise EsperError(
-            f"the model returns {dtype_name(output)}, which has no gradient; return logits or "
+            f"the model returns {dtype_name(outputs)}, which has no gradient; return logits or "
             f"numbers, without argmax or rounding"
         )
-    bad = ~torch.isfinite(output.detach().reshape(len(output), -1)).all(dim=1)
+    bad = ~torch.isfinite(outputs.reshape(len(outputs), -1)).all(dim=1)
     if bool(bad.any()):
         raise EsperError(
             f"the model returns NaN or infinite numbers for sample {int(torch.nonzero(bad)[0])} "
             f"before training; check its layers, and the scale of the inputs"
         )
-    return output
-
-
-def _not_a_tensor(output: object) -> str:
-    if isinstance(output, Mapping):
-        keys = [str(key) for key, value in output.items() if isinstance(value, Tensor)]
-        return (
-            f"the model returns a {type(output).__name__} with {shown(', '.join(keys))}; choose "
-            f"one, as in output={keys[0] if keys else 'name'!r}"
-        )
-    if isinstance(output, tuple | list):
-        kinds = ", ".join(type(value).__name__ for value in output)
-        return (
-            f"the model returns a {type(output).__name__} of ({kinds}); choose one, as in output=0"
-        )
-    return f"the model returns a {type(output).__name__}; return a tensor [batch, ...]"
+    for name, part in (("train", data.sample), ("val", data.val), ("test", data.test)):
+        loss.check_targets(part.targets, name)
+    if loss.kind == "classes":
+        _refuse_probabilities(outputs, loss.name)
+    _check_loss(loss, outputs, data.sample.targets[: len(outputs)])
 
 
 def _refuse_probabilities(logits: Tensor, name: str) -> None:
     """Raise if outputs are the result of a softmax: the loss would apply a second one."""
-    values = logits.detach()
-    if len(values) < 2 or values.ndim != 2 or bool((values < 0).any()):
+    if len(logits) < 2 or logits.ndim != 2 or bool((logits < 0).any()):
         return
-    if bool(((values.sum(dim=1) - 1).abs() < _ROUNDING).all()):
+    if bool(((logits.sum(dim=1) - 1).abs() < _ROUNDING).all()):
         raise EsperError(
             f"the model's outputs are probabilities that sum to 1: loss {name!r} takes logits, "
             f"remove the softmax at its end"

@@ -159,7 +159,6 @@ def _facts(
         tried=tried_of(
             rows, host.number, info.budget.params, length, info.full_length, record.complete
         ),
-        static_lead=_static_lead(pick, record, info),
     )
 
 
@@ -168,14 +167,3 @@ def _change(pick: NetworkRecord) -> str:
     width = f"{pick.variant} as wide" if pick.variant else ""
     seeds = "grown" if any(pick.topology) else ""
     return " and ".join(part for part in (width, seeds) if part) or "trained at another rate"
-
-
-def _static_lead(pick: NetworkRecord, record: ResultRecord, info: GrowInfo) -> float:
-    """How far a pick with inherited weights is ahead of the best one of its size without."""
-    if pick.origin not in ("grown", "pruned"):
-        return math.nan
-    every = (*record.networks, *record.others)
-    static = [r for r in every if r.origin not in ("grown", "pruned")]
-    same_size = [r for r in static if r.number != record.host.number and r.params <= pick.params]
-    best = max(same_size, key=lambda r: info.rank(r.val_score, r.params), default=None)
-    return math.nan if best is None else pick.val_score - best.val_score

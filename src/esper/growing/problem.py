@@ -42,10 +42,6 @@ class Problem:
         """Metric of the best constant prediction on a part; NaN if it is not known."""
         return constant_score(self.metric, self.data.val.targets, part.targets)
 
-    def packed(self, part: GrowPart) -> Tensor:
-        """Inputs of a part as the one tensor that hosts take."""
-        return self.trace.inputs.pack(part.inputs)
-
 
 def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Problem:
     """Trace a model and check it against the data and the loss; raises before anything trains."""
@@ -71,7 +67,7 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
         label_smoothing=settings.label_smoothing,
         weighted=weighted,
     )
-    check_against_model(data, made, outputs, len(example))
+    check_against_model(data, made, outputs)
     metric = _checked_metric(settings.metric, made, data)
     return Problem(model, trace, data, made, metric, architecture_of(host))
 

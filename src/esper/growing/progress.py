@@ -7,7 +7,6 @@ import logging
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TextIO
@@ -18,6 +17,7 @@ from esper.leyline.text import visible
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
+from esper.plotting.durations import format_duration
 
 INTERVAL: Final = 1.0
 """Seconds between two lines on a terminal."""
@@ -46,7 +46,7 @@ class Progress:
     budget_seconds: float
     """Most time; infinite: no limit."""
     round: int
-    """Rungs of the whole search before this one; a resumed search goes on counting."""
+    """Rungs of the whole search before this one, those before a resume included."""
 
     def figures(self) -> dict[str, float]:
         """All of it that is finite, by name, for trackers."""
@@ -56,19 +56,14 @@ class Progress:
     def __str__(self) -> str:
         best = "" if math.isnan(self.best_score) else f"best {self.best_score:.4f}  "
         share = self.runs / self.budget_runs
-        spent = f"{_minutes(self.seconds)}"
+        spent = format_duration(self.seconds)
         if math.isfinite(self.budget_seconds):
             share = max(share, self.seconds / self.budget_seconds)
-            spent += f" of {_minutes(self.budget_seconds)}"
+            spent += f" of {format_duration(self.budget_seconds)}"
         return (
             f"rung {self.rung}: {self.runs_done} of {self.runs_planned} runs, "
             f"{self.trained:,} batches  {best}{100 * min(1.0, share):.0f} %  {spent}"
         )
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes}:{rest:02d}"
 
 
 class ProgressPrinter:
@@ -107,18 +102,13 @@ class ProgressPrinter:
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:
-        """Say what populations log inside the block, each message once.
-
-        torch's warnings that vmap has no rule for its fused attention are dropped: it is known.
-        """
+        """Say what kasmina logs inside the block, each message once."""
         logger = logging.getLogger("esper.kasmina")
         handler, propagate = _Said(self.say), logger.propagate
         logger.addHandler(handler)
         logger.propagate = False
         try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-                yield
+            yield
         finally:
             logger.propagate = propagate
             logger.removeHandler(handler)

@@ -37,12 +37,15 @@ class Ranks:
     stopped = False
     """Whether the ranks have agreed on stopping."""
 
+    def __init__(self, shards: Shards | None = None) -> None:
+        self._shards = shards
+
     def now(self) -> float:
         """Seconds on the clock of the search."""
         return time.monotonic()
 
     def stop(self, mine: bool) -> bool:
-        """Agree on the time, and on stopping: True on all ranks if one has to, or was told to.
+        """Agree on the time, and on stopping: True on all ranks if one has to.
 
         All ranks call it at the same point; it raises nothing.
         """
@@ -51,22 +54,24 @@ class Ranks:
 
     def measured(self, value: float) -> float:
         """A number as rank 0 has measured it."""
-        return value
+        return value if self._shards is None else self._shards.number(value)
 
     def together(self, work: Callable[[], T]) -> T:
         """Run `work`, which sends no message; if it fails on one rank, all raise."""
-        return work()
+        return work() if self._shards is None else self._shards.together(work)
 
     def on_first(self, work: Callable[[], None]) -> None:
         """Run `work` on rank 0; if it fails there, all raise."""
-        work()
+        self.together(work if self.first else lambda: None)
 
     def text(self, text: str) -> str:
         """The text of rank 0."""
-        return text
+        return text if self._shards is None else self._shards.say(text)
 
     def require_same(self, what: str, text: str) -> None:
         """Raise on all ranks unless all have the same text."""
+        if self._shards is not None:
+            self._shards.require_same(what, text)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -81,6 +86,7 @@ class ShardRanks(Ranks):
     """One of several processes that hold the networks of a search together."""
 
     def __init__(self, shards: Shards) -> None:
+        super().__init__(shards)
         self.shards = shards
         self.first, self.size, self.device = shards.rank == 0, shards.size, shards.device
         self._stopping = False
@@ -101,26 +107,6 @@ class ShardRanks(Ranks):
         if stopping:
             self._stopping, self.stopped = False, True
         return bool(stopping)
-
-    def measured(self, value: float) -> float:
-        """A number as rank 0 has measured it."""
-        return self.shards.number(value)
-
-    def together(self, work: Callable[[], T]) -> T:
-        """Run `work`, which sends no message; if it fails on one rank, all raise."""
-        return self.shards.together(work)
-
-    def on_first(self, work: Callable[[], None]) -> None:
-        """Run `work` on rank 0; if it fails there, all raise."""
-        self.shards.on_first(work)
-
-    def text(self, text: str) -> str:
-        """The text of rank 0."""
-        return self.shards.say(text)
-
-    def require_same(self, what: str, text: str) -> None:
-        """Raise on all ranks unless all have the text of rank 0."""
-        self.shards.require_same(what, text)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -63,6 +63,18 @@ class ResultRecord:
     ended: str = ""
     """Why it came to its end."""
 
+    @property
+    def judged(self) -> list[NetworkRecord]:
+        """Every network with a test score, smallest first."""
+        every = {one.number: one for one in (self.host, *self.networks)}
+        return sorted(every.values(), key=lambda one: one.params)
+
+    def kind(self, network: NetworkRecord) -> str:
+        """How a judged network is marked: `pick`, `host` or `front`."""
+        if network.number == self.pick:
+            return "pick"
+        return "host" if network.number == self.host.number else "front"
+
 
 @dataclass(frozen=True, eq=False)
 class GrownNetwork:
@@ -111,7 +123,7 @@ class GrownNetwork:
     @property
     def places(self) -> tuple[str, ...]:
         """Where seeds could grow, in order."""
-        return self.info.variant_places[self.info.variants.index(self.record.variant)]
+        return self.info.places_of(self.record.variant)
 
     @property
     def seeds(self) -> dict[str, str]:
@@ -264,11 +276,8 @@ def table_lines(result: GrowResult) -> list[str]:
 
 def _cells(network: GrownNetwork) -> tuple[str, ...]:
     record = network.record
-    seeds = ", ".join(f"{name} {place}" for place, name in network.seeds.items())
-    width = f"{record.variant} as wide" if record.variant else ""
-    described = "; ".join(part for part in (width, seeds) if part) or "none: your model"
-    if record.origin in ("grown", "pruned"):
-        described += f" ({record.origin})"
+    described = network.info.describe(record.variant, record.topology, record.origin)
+    described = "none: your model" if described == "none" else described
     if record.cut:
         described += " (cut short)"
     error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"

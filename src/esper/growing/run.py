@@ -24,7 +24,7 @@ from esper.growing.ladder import LARGEST_SHARE, Ladder, LadderSettings
 from esper.growing.networks import OVERHEAD, Networks, Variant
 from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart
-from esper.growing.problem import Problem, limit_blueprints
+from esper.growing.problem import Model, Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks
 from esper.growing.recipes import (
@@ -39,7 +39,7 @@ from esper.growing.recipes import (
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
 from esper.growing.search import Limits, Search
-from esper.growing.settings import GrowSettings
+from esper.growing.settings import WHERE, GrowSettings
 from esper.growing.streams import StreamSource
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
@@ -64,6 +64,16 @@ TRAINED: Final = 0.2
 PROBE_BATCHES: Final = 5
 PROBE_SECONDS: Final = 0.25
 """How long the speed of the model is measured, before a search with a limit on time."""
+FOUND: Final = {
+    "fingerprint": "data",
+    "architecture": "model",
+    "weights": "starting weights",
+    "places": "places",
+    "amp": "amp",
+    "batch_size": "batch size",
+    "full_length": "length of a run",
+}
+"""What a resume compares besides the settings: field of the record -> what it is called."""
 
 
 class GrowRun:
@@ -77,12 +87,10 @@ class GrowRun:
         printer: ProgressPrinter,
         began: float,
         ranks: Ranks = ALONE,
-        jobs: JobSettings | None = None,
     ) -> None:
         """`began`: when the call began, on the monotonic clock; `ranks`: the processes that train
-        every network together; `jobs`: where runs are trained.
+        every network together.
         """
-        self._jobs = jobs
         self.problem, self.settings, self.budget = problem, settings, budget
         self.printer, self.ranks, self._began = printer, ranks, began
         self.device = ranks.device or parse_device(settings.device)
@@ -187,7 +195,9 @@ class GrowRun:
         """Trains the runs."""
         if not hasattr(self, "_trainer"):
             seconds = math.inf if self.budget.minutes is None else 60.0 * self.budget.minutes
-            self._trainer = trainer_for(self.task, seconds, self.ranks, self._jobs)
+            self._trainer = trainer_for(
+                self.task, seconds, self.ranks, JobSettings(on=self.settings.on)
+            )
         return self._trainer
 
     # ---- widths ---------------------------------------------------------------------------
@@ -390,6 +400,7 @@ class GrowRun:
             model=trace.name,
             fingerprint=problem.data.fingerprint,
             architecture=problem.architecture,
+            weights=_starting_weights(problem.model),
             notes=problem.data.notes,
             loss=problem.loss.name,
             metric=problem.metric.name,
@@ -419,48 +430,15 @@ class GrowRun:
             clip=settings.clip or 0.0,
             full_length=self.full.batches,
             higher_is_better=problem.metric.higher_is_better,
-            settings=self._other_settings(),
+            settings=settings.record(),
         )
 
-    def _other_settings(self) -> tuple[tuple[str, str], ...]:
-        """What changes results besides, by name; a resume compares it."""
-        settings, model = self.settings, self.problem.model
-        weights = "" if not isinstance(model, nn.Module) else _digest(model.state_dict())
-        classes = settings.class_weights
-        given = {
-            "starting weights": weights,
-            "class weights": "" if classes is None else str(torch.as_tensor(classes).tolist()),
-            "label smoothing": f"{settings.label_smoothing:g}",
-            "epochs": str(settings.epochs),
-            "widths": "auto" if settings.widths == "auto" else str(sorted(settings.widths)),
-            "output": json.dumps(settings.output),
-            "policy": settings.search_policy,
-        }
-        return tuple(given.items())
-
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:
-        """The settings of a run to resume; raises if anything that changes results is another."""
-        before = read_info(path)
-        words = {
-            "seed": "seed",
-            "fingerprint": "data",
-            "architecture": "model",
-            "loss": "loss",
-            "metric": "metric",
-            "places": "places",
-            "amp": "amp",
-            "optimizer": "optimizer",
-            "rates": "learning rates",
-            "weight_decay": "weight decay",
-            "clip": "clip",
-            "batch_size": "batch size",
-            "full_length": "length of a run",
-            "blueprints": "blueprints",
-        }
-        pairs = [(text, getattr(before, name), getattr(now, name)) for name, text in words.items()]
-        later = dict(now.settings)
-        pairs += [(name, old, later.get(name)) for name, old in before.settings]
-        for text, old, new in pairs:
+        """The record of a run to resume; raises if anything that changes results is another."""
+        before, later = read_info(path), dict(now.settings)
+        given = [(name, old, later.get(name)) for name, old in before.settings if name not in WHERE]
+        found = [(text, getattr(before, name), getattr(now, name)) for name, text in FOUND.items()]
+        for text, old, new in (*given, *found):
             if old != new:
                 raise EsperError(
                     f"resume {path}: it was started with other {text} ({str(old)[:40]}, now "
@@ -476,10 +454,12 @@ def _per_epoch(train: GrowPart | StreamSource, size: int) -> int | None:
     return len(train) // min(size, len(train))
 
 
-def _digest(state: dict[str, Tensor]) -> str:
-    """SHA-256 of the weights of a model."""
+def _starting_weights(model: Model) -> str:
+    """SHA-256 of the weights of a model that was given with them; empty: it was not."""
+    if not isinstance(model, nn.Module):
+        return ""
     found = hashlib.sha256()
-    for name, value in state.items():
+    for name, value in model.state_dict().items():
         if isinstance(value, Tensor):
             found.update(name.encode())
             found.update(

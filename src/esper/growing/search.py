@@ -25,12 +25,12 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.clock import MARGIN, Clock
-from esper.growing.frontier import pareto
 from esper.growing.ladder import Ladder
 from esper.growing.networks import Networks
 from esper.growing.ranks import ALONE, Ranks
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
+from esper.plotting.pareto import pareto
 
 SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""

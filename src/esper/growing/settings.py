@@ -1,94 +1,175 @@
-"""Settings of `esper.grow` besides model, data and budget."""
+"""Settings of `esper.grow` besides model, data, budget and run folder: all of them, once.
+
+`GrowSettings` is the signature of `esper.grow`, the flags of `esper grow`, the record in grow.json
+and the table in docs/grow.md.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-import torch
-from torch import Tensor
-
-from esper.growing.data import StreamChoice
-from esper.growing.ladder import Policy
+from esper.jobs.settings import LOCAL
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.seeds import require_seed
 
-POLICIES: Final = ("auto", *get_args(Policy))
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+    Device = device
+    Function = Callable[..., Any]
+else:  # what a command line can hold; --help loads no torch
+    Device = Function = str
+    Tensor = Sequence[float]
+
+Policy = Literal["ladder", "random"]
+"""`random`: networks, rates and lengths drawn at random, to compare with."""
+Optimizer = Literal["adamw", "sgd"]
+StreamChoice = Literal["auto", "always", "never"]
 EXECUTORS: Final = ("auto", "sharded")
+WHERE: Final = ("device", "executor", "on")
+"""Settings of the machine: a search may be resumed with others."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class GrowSettings:
-    """Settings of one run; see `esper.grow`."""
+    """Settings of one search."""
 
-    policy: str = "auto"
-    optimizer: str = "auto"
-    lr: float | Sequence[float] | Literal["auto"] = "auto"
-    weight_decay: float | Literal["auto"] = "auto"
-    loss: str | Callable[..., Any] = "auto"
-    metric: str | Callable[..., Any] = "auto"
-    seed: int = 0
-    slots: int | Sequence[str] = 8
-    blueprints: Sequence[str] | None = None
-    widths: Sequence[float] | Literal["auto"] = "auto"
-    epochs: float | Literal["auto"] = "auto"
-    batch_size: int | None = None
     columns: Sequence[str] | None = None
+    """Names of the inputs and then of the target, for tables and dict samples."""
     stream: StreamChoice = "auto"
-    output: str | int | None = None
+    """Whether train is read anew in every epoch; auto: if it does not fit in memory, or if reading
+    a sample twice gives different values."""
+    batch_size: int | None = None
+    """Samples of a batch; default: the loader's, or about a fortieth of the samples, a power of 2
+    from 16 to 128."""
+    loss: str | Function = "auto"
+    """Loss by name, or a function of your own, on the command line FILE.py:NAME."""
+    metric: str | Function = "auto"
+    """Metric by name, or a function of your own, on the command line FILE.py:NAME."""
     class_weights: Sequence[float] | Tensor | None = None
+    """Weight of each class in the built-in losses."""
     label_smoothing: float = 0.0
-    device: str | torch.device = "auto"
-    executor: str = "auto"
-    amp: bool | Literal["auto"] = "auto"
+    """Label smoothing of the built-in losses."""
+    output: int | str | None = None
+    """Index or key of the tensor to train on, if forward returns several; default: the first."""
+    slots: int | Sequence[str] = 8
+    """How many places to grow at, at most, or paths of the modules they come after."""
+    blueprints: Sequence[str] | None = None
+    """Names of the seeds to choose from; default: all that fit."""
+    widths: Sequence[float] | Literal["auto"] = "auto"
+    """Multiples of the model's width to try besides, none if empty; auto: the widest that the
+    budget allows and up to six narrower ones."""
+    policy: str = "auto"
+    """How runs are proposed: ladder (the default), or random, to compare with: any width, seeds and
+    rate, in full runs."""
+    epochs: float | Literal["auto"] = "auto"
+    """Length of a full training run; auto: about 1,500 batches, but 4 to 80 epochs."""
+    optimizer: str = "auto"
+    """adamw (the default) or sgd."""
+    lr: float | Sequence[float] | Literal["auto"] = "auto"
+    """One learning rate, or several to try, and no others; auto: 0.01 (transformers 0.001, SGD
+    0.05), a third and three times of it first."""
+    weight_decay: float | Literal["auto"] = "auto"
+    """Weight decay of the optimizer; auto: 0.01 with AdamW, 0.0005 with SGD."""
     clip: float | None = 1.0
+    """Norm that longer gradients of a network are scaled down to; None: none are."""
+    amp: bool | Literal["auto"] = "auto"
+    """Train in bfloat16 by autocast, with float32 weights; auto: on a GPU."""
+    seed: int = 0
+    """Seed of splits, batches, initial weights of factories, and the search."""
+    device: str | Device = "auto"
+    """cpu, cuda, cuda:<number>; auto: a GPU if there is one."""
+    executor: str = "auto"
+    """sharded: every network is cut over the ranks of a torchrun job; auto: the trainer of the
+    device."""
+    on: str = LOCAL
+    """Where runs are trained: local (this machine), ray (the Ray of this machine, started if there
+    is none), or ray://HOST:PORT (a cluster)."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise unknown_name("policy", self.policy, POLICIES)
-        if self.executor not in EXECUTORS:
-            raise unknown_name("executor", self.executor, EXECUTORS)
+        _require_one_of("policy", self.policy, ("auto", *get_args(Policy)))
+        _require_one_of("executor", self.executor, EXECUTORS)
+        _require_one_of("stream", self.stream, get_args(StreamChoice))
+        _require_one_of("optimizer", self.optimizer, ("auto", *get_args(Optimizer)))
         require_seed(self.seed, "seed")
-        if not isinstance(self.amp, bool) and self.amp != "auto":
-            raise EsperError(f"amp={shown(self.amp)}: give True, False, or 'auto'")
-        if self.clip is not None and not _is_positive(self.clip):
-            raise EsperError(
-                f"clip={shown(self.clip)}: give the longest gradient, a number above 0, or None"
-            )
-        if self.epochs != "auto" and not _is_positive(self.epochs):
-            raise EsperError(
-                f"epochs={shown(self.epochs)}: give a finite number above 0, or 'auto'"
-            )
-        if self.blueprints is not None:
-            self._check_blueprints()
-        if self.widths != "auto":
-            self._check_widths()
+        for name, fits, wanted in self._rules():
+            if not fits:
+                raise EsperError(f"{name}={shown(getattr(self, name))}: {wanted}")
 
-    def _check_blueprints(self) -> None:
-        names: Any = self.blueprints
-        if isinstance(names, str) or not isinstance(names, Sequence) or not names:
-            raise EsperError(
-                f"blueprints={shown(names)}: give names, as in ['norm'], or None for all that fit"
-            )
-
-    def _check_widths(self) -> None:
-        widths: Any = self.widths
-        numbers = isinstance(widths, Sequence) and not isinstance(widths, str)
-        if not numbers or not all(map(_is_positive, widths)):
-            raise EsperError(
-                f"widths={shown(widths)}: give multiples of the model's width, as in (0.5, 2), () "
-                f"for none, or 'auto'"
-            )
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        """(setting, whether it is valid, what to give instead)."""
+        size, names, columns = self.batch_size, self.blueprints, self.columns
+        decay = self.weight_decay == "auto" or self.weight_decay == 0
+        return [
+            ("columns", columns is None or (_is_list(columns) and len(columns) > 1),
+             "name the inputs and then the target, as in ('image', 'label')"),
+            ("batch_size", size is None or (_is_whole(size) and size > 0),
+             "give a whole number of 1 or more"),
+            ("blueprints", names is None or (_is_list(names) and len(names) > 0),
+             "give names, as in ['norm'], or None for all that fit"),
+            ("widths", self.widths == "auto" or _all_positive(self.widths),
+             "give multiples of the model's width, as in (0.5, 2), () for none, or 'auto'"),
+            ("epochs", self.epochs == "auto" or _is_positive(self.epochs),
+             "give a finite number above 0, or 'auto'"),
+            ("lr", self.lr == "auto" or _is_positive(self.lr) or (
+                _all_positive(self.lr) and len(self.lr) > 0),  # type: ignore[arg-type]
+             "learning rates are numbers above 0, and finite; give one, several, or 'auto'"),
+            ("weight_decay", decay or _is_positive(self.weight_decay),
+             "give a number of 0 or more, or 'auto'"),
+            ("clip", self.clip is None or _is_positive(self.clip),
+             "give the longest gradient, a number above 0, or None"),
+            ("amp", isinstance(self.amp, bool) or self.amp == "auto",
+             "give True, False, or 'auto'"),
+        ]  # fmt: skip
 
     @property
     def search_policy(self) -> Policy:
         """The policy, decided."""
         return "random" if self.policy == "random" else "ladder"
 
+    def record(self) -> tuple[tuple[str, str], ...]:
+        """(name, value) of each setting, as grow.json holds them; a resume compares them."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given["policy"] = self.search_policy
+        return tuple((name, _text(value)) for name, value in given.items())
+
+
+def _require_one_of(name: str, value: object, valid: Sequence[str]) -> None:
+    if value not in valid:
+        raise unknown_name(name, value, valid)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _is_whole(value: object) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
 
 def _is_positive(value: object) -> bool:
     """Whether a value is a finite number above 0."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and 0 < float(value) < math.inf  # type: ignore[arg-type]
+
+
+def _all_positive(value: object) -> bool:
+    return _is_list(value) and all(map(_is_positive, value))  # type: ignore[call-overload]
+
+
+def _text(value: Any) -> str:
+    """A setting in words, the same however it is written.
+
+    >>> _text((1, 2.0)), _text(0.5), _text(True), _text(None)
+    ('1, 2', '0.5', 'True', 'None')
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:.17g}"
+    return getattr(value, "__name__", type(value).__name__) if callable(value) else str(value)

@@ -71,9 +71,6 @@ class Facts:
     difference: Difference
     """Pick minus host on test."""
     tried: Tried
-    static_lead: float = math.nan
-    """How far a network that was grown is ahead of the best static one of its size on validation;
-    NaN: there is none, or it was not grown."""
 
 
 def tried_of(
@@ -109,11 +106,7 @@ def verdict(facts: Facts) -> str:
         return _below_a_constant(facts)
     if not facts.pick.change:
         return _host_is_best(facts)
-    notes = [_compared(facts), *_limits(facts.tried)]
-    if not math.isnan(facts.static_lead):
-        lead = _amount(facts, _merit(facts, facts.static_lead), signed=True)
-        notes.insert(1, f"{lead} on validation over the best static one of that size")
-    return "; ".join(notes)
+    return "; ".join([_compared(facts), *_limits(facts.tried)])
 
 
 def _merit(facts: Facts, value: float) -> float:

@@ -11,9 +11,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from esper.karn.durations import format_duration
 from esper.karn.stages import STAGE_WORDS
 from esper.leyline.stages import SeedStage
+from esper.plotting.durations import format_duration
 
 PLAIN_LINES: Final = 10
 """Lines per run without a terminal."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Self
 
-from esper.karn.durations import format_duration
+from esper.plotting.durations import format_duration
 
 SILENCE: Final = 0.6
 """Seconds without output after which the line appears."""

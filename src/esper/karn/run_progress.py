@@ -29,7 +29,6 @@ from esper.karn.display import (
     format_speed,
     say,
 )
-from esper.karn.durations import format_duration
 from esper.karn.terminal import Terminal
 from esper.leyline.arrays import Codes, Doubles, Floats
 from esper.leyline.payloads import (
@@ -45,6 +44,7 @@ from esper.leyline.payloads import (
 from esper.leyline.records import BatchSummary
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.leyline.telemetry import TelemetryEvent
+from esper.plotting.durations import format_duration
 
 _STAGE_ENTERED = {
     SeedGerminated: SeedStage.GERMINATED,

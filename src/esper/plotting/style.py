@@ -110,8 +110,11 @@ def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:
     known = (i for i in range(len(cost)) if not math.isnan(worth[i]))
     found: list[int] = []
     for i in sorted(known, key=lambda i: (cost[i], -worth[i])):
-        best = worth[found[-1]] if found else -math.inf
-        equal = found and (cost[i], worth[i]) == (cost[found[-1]], best)
-        if worth[i] > best or equal:
+        last = found[-1] if found else None
+        if (
+            last is None
+            or worth[i] > worth[last]
+            or (cost[i], worth[i]) == (cost[last], worth[last])
+        ):
             found.append(i)
     return found

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import tyro
 
+from esper.growing.budget import Budget
+from esper.growing.settings import GrowSettings
 from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from esper.growing.result import GrowResult
     from esper.scripts.cli.user_objects import UserFiles
 
+T = TypeVar("T")
+Flags = Annotated[T, tyro.conf.OmitArgPrefixes]
 DEMO_RUNS: Final = 20.0
 """Compute of the demo, in training runs of its model."""
 
@@ -54,49 +58,8 @@ class Grow:
     """Test data; default: cut from the training data."""
     demo: bool = False
     """Grow a small CNN on the built-in digits instead."""
-    params: int | None = None
-    """Budget: most parameters of a network."""
-    macs: float | None = None
-    """Budget: most multiply-accumulates of a network for one sample."""
-    minutes: float | None = None
-    """Budget: longest wall-clock time."""
-    host_runs: float | None = None
-    """Budget: most training compute, in full training runs of your model; default 20."""
-    flops: float | None = None
-    """Budget: most floating-point operations of all training."""
-    seed: int = 0
-    """Seed of the search."""
-    slots: tuple[str, ...] = ("8",)
-    """How many places to grow at, or paths of the modules they come after."""
-    blueprints: tuple[str, ...] = ()
-    """Blueprints to choose from; default: all that fit."""
-    widths: tuple[float, ...] | None = None
-    """Multiples of your model's width to try besides; default: up to the widest that fits."""
-    epochs: float | Literal["auto"] = "auto"
-    """Length of a full training run."""
-    batch_size: int | None = None
-    """Samples of a batch; default: chosen by the size of the data."""
-    lr: tuple[float, ...] = ()
-    """Learning rates to try; default: chosen by the model."""
-    optimizer: str = "auto"
-    """Optimizer by name."""
-    weight_decay: float | Literal["auto"] = "auto"
-    """Weight decay of the optimizer; auto: 0.01 with AdamW, 0.0005 with SGD."""
-    clip: float | None = 1.0
-    """Longest gradient of a network: longer ones are scaled down to it; None: none are."""
-    loss: str = "auto"
-    """Loss by name, or FILE.py:NAME."""
-    metric: str = "auto"
-    """Metric by name, or FILE.py:NAME."""
-    amp: bool | Literal["auto"] = "auto"
-    """Train in bfloat16 by autocast; auto: on a GPU."""
-    device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
-    executor: Literal["auto", "sharded"] = "auto"
-    """sharded: every network is cut over the ranks of a torchrun job."""
-    on: str = "local"
-    """Where runs are trained: local (this machine), ray (the Ray of this machine, started if there
-    is none), or ray://HOST:PORT (a cluster)."""
+    budget: Flags[Budget] = field(default_factory=Budget)
+    settings: Flags[GrowSettings] = field(default_factory=GrowSettings)
     folder: Path = Path("runs")
     """Folder in which the run folder is made."""
     name: str | None = None
@@ -120,7 +83,6 @@ def grow(config: Grow, words: Sequence[str]) -> None:
 
     `words`: the command line, to be repeated when the search is interrupted.
     """
-    from esper.growing.budget import Budget
     from esper.growing.folder import require_grow_folder
     from esper.growing.ranks import ranks_of
     from esper.scripts.cli.run_paths import find_run
@@ -128,14 +90,15 @@ def grow(config: Grow, words: Sequence[str]) -> None:
 
     _check(config)
     require_trackers(config.track, "--track")
-    runs = DEMO_RUNS if config.demo and config.host_runs is None else config.host_runs
-    budget = Budget(config.params, config.macs, config.flops, runs, config.minutes)
+    budget = config.budget
+    if config.demo and budget.host_runs is None:
+        budget = replace(budget, host_runs=DEMO_RUNS)
     resume = None if config.resume is None else find_run(config.resume)
     if resume is not None:
         require_grow_folder(resume)
     with user_files() as files, resumed_by(partial(_resume_command, words=words)):
         result = _grow(config, budget, resume, files)
-    if ranks_of(config.executor, config.device).first:
+    if ranks_of(config.settings.executor, config.settings.device).first:
         _print(result, words)
 
 
@@ -150,7 +113,7 @@ def _check(config: Grow) -> None:
         raise EsperError("--train is missing: give FILE.py:NAME, FILE.npz or FILE.csv")
 
 
-def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> GrowResult:
+def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -> GrowResult:
     from esper.growing.api import grow as grow_model
     from esper.growing.demo import SmallCNN, digits
 
@@ -163,28 +126,13 @@ def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> G
             None if reference is None else files.data(reference)
             for reference in (config.train, config.val, config.test)
         ]
+    settings = {one.name: getattr(config.settings, one.name) for one in fields(config.settings)}
+    settings |= {name: _named(settings[name], files) for name in ("loss", "metric")}
     return grow_model(
         model,
-        parts[0],
-        parts[1],
-        parts[2],
+        *parts,
         budget,
-        optimizer=config.optimizer,
-        lr=config.lr or "auto",
-        weight_decay=config.weight_decay,
-        clip=config.clip,
-        loss=_named(config.loss, files),
-        metric=_named(config.metric, files),
-        seed=config.seed,
-        slots=_slots(config.slots),
-        blueprints=config.blueprints or None,
-        widths="auto" if config.widths is None else config.widths,
-        epochs=config.epochs,
-        batch_size=config.batch_size,
-        amp=config.amp,
-        device=config.device,
-        executor=config.executor,
-        on=config.on,
+        **settings,
         name=config.name,
         folder=config.folder,
         resume=resume,
@@ -199,15 +147,6 @@ def _named(word: str, files: UserFiles) -> Any:
     from esper.scripts.cli.user_objects import is_reference
 
     return files.find(word) if is_reference(word) else word
-
-
-def _slots(words: Sequence[str]) -> int | Sequence[str]:
-    """One number, or module paths.
-
-    >>> _slots(["8"]), _slots(["layer1", "layer2"])
-    (8, ['layer1', 'layer2'])
-    """
-    return int(words[0]) if len(words) == 1 and words[0].isdecimal() else words
 
 
 def _resume_command(folder: Path, words: Sequence[str]) -> str:

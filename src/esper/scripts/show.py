@@ -85,7 +85,8 @@ def setting_lines(info: GrowInfo, state: str) -> list[str]:
 def show_training_run(path: Path, as_json: bool) -> None:
     """Verdict, and what the list of runs knows about it."""
     from esper.karn import views
-    from esper.karn.report.page import duration, verdict
+    from esper.karn.report.page import verdict
+    from esper.plotting.durations import duration_text
     from esper.scripts.runs import entry
 
     found = views.run_summary(path)
@@ -103,7 +104,7 @@ def show_training_run(path: Path, as_json: bool) -> None:
         ("best round", "" if found.best_round is None else f"{found.best_round}, score "
                        f"{found.best_score or float('nan'):.4f}"),
         ("seed", "" if found.seed is None else str(found.seed)),
-        ("time", "" if found.seconds is None else duration(found.seconds)),
+        ("time", "" if found.seconds is None else duration_text(found.seconds)),
         ("created", f"{found.created} UTC" if found.created else ""),
         ("resume with", found.resume),
         ("folder", str(path)),

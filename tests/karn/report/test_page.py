@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from esper.karn import views
-from esper.karn.report.drawing import Series, line_plot, score_scale
-from esper.karn.report.frontier_plot import Dot, frontier_plot
 from esper.karn.report.life_lines import life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.report.page import page, write_page
 from esper.karn.report.sections import MOST_ROWS, thinned
 from esper.leyline.statistics import Estimate
+from esper.plotting.frontier_plot import Dot, frontier_plot
+from esper.plotting.line_plot import Series, line_plot, score_scale
 from esper.scripts import report, show
 from esper.storage.sealed_json import read_document, seal
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from esper.karn.report.drawing import LEFT, RIGHT, Series, canvas, line_panel, nothing
 from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
 from esper.karn.views.contributions import Contribution, contribution_by_step
 from esper.karn.views.seeds import SeedLife
@@ -17,6 +16,7 @@ from esper.karn.views.steps import StepPoint
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
+from esper.plotting.line_plot import LEFT, RIGHT, Series, canvas, line_panel, nothing
 from esper.plotting.svg_axes import Scale, x_axis
 
 MOST_MEMBERS: Final = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from esper.karn.report.drawing import canvas
 from esper.leyline.errors import shorten
 from esper.plotting.html import Markup, markup, tag
+from esper.plotting.line_plot import canvas
 
 BEFORE, AFTER, STEP = 400.0, 600.0, 44.0
 LONGEST: Final = 36

@@ -12,6 +12,7 @@ from esper.karn.report import sections
 from esper.karn.report.sections import Section, number
 from esper.karn.views import RunKind, RunSummary
 from esper.karn.views.damage import reader
+from esper.plotting.durations import duration_text
 from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.storage.atomic import require_writable, write_atomic
 from esper.storage.run_files import REPORT_PAGE
@@ -78,7 +79,7 @@ def _opening(found: RunSummary) -> Markup:
         ("state", found.state.value, found.problem),
         (found.unit or "progress", f"{found.done:.4g}", total),
         ("score", number(found.score), _best(found)),
-        ("time", duration(found.seconds), f"started {found.created} UTC"),
+        ("time", duration_text(found.seconds), f"started {found.created} UTC"),
     ]
     cards = [
         tag("li", title, tag("strong", value), tag("span", beside, class_="muted"))
@@ -99,20 +100,6 @@ def _opening(found: RunSummary) -> Markup:
 
 def _best(found: RunSummary) -> str:
     return "" if found.best_score is None else f"best round: {found.best_score:.4f}"
-
-
-def duration(seconds: float | None) -> str:
-    """A time in words.
-
-    >>> duration(75.2), duration(8000), duration(None)
-    ('1 min 15 s', '2 h 13 min', '-')
-    """
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
 def verdict(found: RunSummary) -> str:

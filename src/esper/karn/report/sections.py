@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report.drawing import Series, line_plot
-from esper.karn.report.frontier_plot import Dot, frontier_plot
 from esper.karn.report.life_lines import MOST_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.documents import objects, read_entries, real, texts
 from esper.leyline.statistics import Estimate
+from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import Markup, details, table, tag
+from esper.plotting.line_plot import Series, line_plot
 from esper.storage import run_files as f
 
 MOST_ROWS: Final = 400

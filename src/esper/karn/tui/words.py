@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from esper.karn.durations import format_duration
 from esper.karn.views import RunKind, RunState, RunSummary
 from esper.leyline.statistics import Estimate
+from esper.plotting.durations import format_duration
 
 STATE_WORDS: Final = {
     RunState.RUNNING: "▶ running",

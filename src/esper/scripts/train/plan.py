@@ -15,7 +15,7 @@ from typing import Final
 import torch
 
 from esper.karn.display import say
-from esper.karn.durations import format_duration
+from esper.plotting.durations import format_duration
 from esper.scripts.cli.console import console_for_report
 from esper.scripts.compare.baseline_process import has_second_process
 from esper.scripts.compare.judging import BASELINES, SEARCH

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.growing.frontier import dominance_ranks, hypervolume, pareto, survivors
-from support import refused
+from esper.plotting.pareto import dominance_ranks, hypervolume, pareto, survivors
 
 scores = st.floats(0.0, 1.0, allow_nan=False).map(lambda v: round(v, 2))
 points = st.lists(st.tuples(scores, st.integers(1, 50)), min_size=1, max_size=25)
@@ -37,16 +36,23 @@ def test_rank_0_is_what_no_other_dominates_and_ranks_follow_dominance(values):
 
 @settings(max_examples=60, deadline=None)
 @given(points, st.integers(1, 10))
-def test_survivors_are_of_the_best_ranks_and_the_protected_continue_besides(values, keep):
+def test_survivors_are_of_the_best_ranks(values, keep):
     score, size = arrays(values)
-    protected = np.zeros(len(values), dtype=bool)
-    protected[-1] = True
-    chosen = survivors(score, size, keep, protected)
-    assert len(set(chosen.tolist())) == len(chosen) == min(keep, len(values) - 1) + 1
-    assert chosen[0] == len(values) - 1
+    chosen = survivors(score, size, keep)
+    assert len(set(chosen.tolist())) == len(chosen) == min(keep, len(values))
     rank = dominance_ranks(score, size)
     left = set(range(len(values))) - set(chosen.tolist())
-    assert all(rank[i] <= rank[j] for i in chosen[1:] for j in left)
+    assert all(rank[i] <= rank[j] for i in chosen for j in left)
+
+
+@settings(max_examples=60, deadline=None)
+@given(points)
+def test_the_frontier_is_rank_0_without_copies(values):
+    rank = dominance_ranks(*arrays(values))
+    found = pareto(*arrays(values)).tolist()
+    assert {values[i] for i in found} == {v for v, r in zip(values, rank, strict=True) if r == 0}
+    assert len(found) == len({values[i] for i in found})
+    assert found == sorted(found, key=lambda i: values[i][1])
 
 
 def test_of_the_last_front_the_ends_and_the_widest_gaps_survive():
@@ -82,9 +88,3 @@ def test_another_network_never_lowers_the_hypervolume(values, more):
         return hypervolume(*arrays(some), largest=50.0, smallest=0.5)
 
     assert volume([*values, more]) >= volume(values) - 1e-12
-
-
-def test_impossible_questions_are_refused():
-    assert "keep=0" in refused(lambda: survivors(np.zeros(1), np.ones(1), 0))
-    message = refused(lambda: hypervolume(np.zeros(1), np.ones(1), largest=1.0, smallest=2.0))
-    assert "smallest < largest" in message

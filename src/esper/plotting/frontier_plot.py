@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from esper.karn.report.drawing import LEFT, RIGHT, canvas, finite, nothing, score_scale, within
 from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
+from esper.plotting.line_plot import LEFT, RIGHT, canvas, finite, nothing, score_scale, within
 from esper.plotting.style import frontier
 from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
@@ -30,7 +30,7 @@ class Dot:
     params: float
     score: Estimate
     kind: str
-    """`pick`, `host`, `front` or `static`: the mark it gets."""
+    """`pick`, `host`, `front`, `static` or `others` (not joined by the line): the mark it gets."""
 
 
 WORDS: Final = {
@@ -49,16 +49,16 @@ def frontier_plot(
     if not known:
         return nothing("no network has a score yet")
     x = Scale.over([dot.params for dot in known], LEFT, RIGHT, log=True)
-    middle = [dot.score.value for dot in known]
     y = score_scale([dot.score for dot in known], BOTTOM, TOP)
     assert y is not None  # scores are known
-    best = frontier([dot.params for dot in known], middle)
-    line = " ".join(f"{x(known[i].params):.1f},{y(middle[i]):.1f}" for i in best)
-    kinds = [kind for kind in WORDS if any(dot.kind == kind for dot in known)]
+    joined = [dot for dot in known if dot.kind != "others"]
+    best = frontier([dot.params for dot in joined], [dot.score.value for dot in joined])
+    line = " ".join(f"{x(joined[i].params):.1f},{y(joined[i].score.value):.1f}" for i in best)
+    kinds = [kind for kind in words if any(dot.kind == kind for dot in known)]
     return canvas(
         f"{score_title} against parameters of {len(known)} networks; the table has the values",
         HEIGHT,
-        _legend([(kind, words[kind]) for kind in kinds]),
+        legend([(kind, words[kind]) for kind in kinds]),
         x_axis(x, x.ticks(), TOP, BOTTOM, "parameters (log)"),
         y_axis(y, LEFT, RIGHT, score_title),
         tag("polyline", points=line, class_="front path", stroke_width=1.4),
@@ -121,7 +121,8 @@ def _overlap(one: _Box, other: _Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _legend(kinds: Sequence[tuple[str, str]]) -> Markup:
+def legend(kinds: Sequence[tuple[str, str]]) -> Markup:
+    """Marks and their meaning, above the plot."""
     parts, at = [], LEFT
     for kind, said in kinds:
         parts += [mark(kind, at + 8, 18), tag("text", said, x=at + 22, y=22.0)]

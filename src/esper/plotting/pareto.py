@@ -1,4 +1,4 @@
-"""Frontiers of score against size: what is dominated, what survives, and the hypervolume.
+"""Frontiers of score against size: what is dominated, what is kept, and the hypervolume.
 
 Shape letters: N networks.
 """
@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from esper.leyline.arrays import Bools, Doubles, Ints
-from esper.leyline.errors import EsperError
+from esper.leyline.arrays import Doubles, Ints
+from esper.plotting.style import frontier
 
 
 def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:
@@ -38,22 +38,19 @@ def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:
     return rank_N
 
 
-def survivors(score_N: Doubles, size_N: Doubles, keep: int, kept_N: Bools | None = None) -> Ints:
-    """Indices of the `keep` networks that continue, best first, after those of `kept_N`.
+def survivors(score_N: Doubles, size_N: Doubles, keep: int) -> Ints:
+    """Indices of the `keep` best networks, best first.
 
     Fronts are taken whole, in the order of their rank; of the last one those that leave the largest
-    gaps in (score, log size). `kept_N`: networks that continue besides.
+    gaps in (score, log size).
     """
-    if keep < 1:
-        raise EsperError(f"survivors keep={keep}: must be 1 or more")
     rank_N = dominance_ranks(score_N, size_N)
     crowding_N = np.zeros(len(score_N))
     for rank in np.unique(rank_N):
         front = np.flatnonzero(rank_N == rank)
         crowding_N[front] = _gaps(score_N[front], size_N[front])
-    order = np.lexsort((-crowding_N, rank_N))
-    besides = np.zeros(0, dtype=np.int64) if kept_N is None else np.flatnonzero(kept_N)
-    return np.concatenate([besides, order[~np.isin(order, besides)][:keep]])
+    order: Ints = np.lexsort((-crowding_N, rank_N))
+    return order[:keep]
 
 
 def _gaps(score_N: Doubles, size_N: Doubles) -> Doubles:
@@ -70,12 +67,9 @@ def _gaps(score_N: Doubles, size_N: Doubles) -> Doubles:
 
 def pareto(score_N: Doubles, size_N: Doubles) -> Ints:
     """Indices of the networks that none dominates, smallest first; of equal ones the first."""
-    front = np.flatnonzero(dominance_ranks(score_N, size_N) == 0)
-    order = front[np.lexsort((-score_N[front], size_N[front]))]
     seen: dict[tuple[float, float], int] = {}
-    for index in order.tolist():
-        if not math.isnan(score_N[index]):
-            seen.setdefault((float(size_N[index]), float(score_N[index])), index)
+    for index in frontier(size_N.tolist(), score_N.tolist()):
+        seen.setdefault((float(size_N[index]), float(score_N[index])), index)
     return np.array(list(seen.values()), dtype=np.int64)
 
 
@@ -89,8 +83,6 @@ def hypervolume(
     >>> hypervolume(np.array([0.5]), np.array([10.0]), largest=1000.0, smallest=10.0)
     0.5
     """
-    if not 0 < smallest < largest:
-        raise EsperError(f"hypervolume from {smallest} to {largest}: give 0 < smallest < largest")
     inside_N = (size_N <= largest) & (score_N > worst)
     front = pareto(score_N[inside_N], size_N[inside_N])
     score_F, size_F = score_N[inside_N][front], size_N[inside_N][front]
