@@ -6,6 +6,7 @@ tests/cuda/test_blocks_cuda.py compares all shapes on a GPU.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from block_support import (
 )
 from emulation_support import emulate, require_compiler
 from esper.kasmina.blueprints.conv_heavy import ConvHeavy
+from esper.kasmina.executors import slot_kernels
 from esper.kasmina.executors import vmap as vmap_executor
 from esper.kasmina.hosts.cnn import ConvBlock
 from esper.kasmina.layers.blending import update_rows
@@ -402,11 +404,10 @@ def test_members_train_as_if_rows_were_gathered(padded, styles, monkeypatch):
 
     def in_place(network, groups, half, training, streams, own):
         added.extend(groups)
-        own = vmap_executor.Ownership(activation=True, gradient=False)
+        own = slot_kernels.Ownership(activation=True, gradient=False)
+        run_seeds = partial(vmap_executor._run_seeds, network, training, streams)
         with torch.autocast("cpu", torch.bfloat16), fused.use_kernels("fused"):
-            return vmap_executor._apply_slot_by_kernels(
-                network, groups, half, training, streams, own
-            )
+            return slot_kernels.apply_slot_by_kernels(network, groups, half, run_seeds, own)
 
     in_half(gathered)
     expected = trained(False, styles)
@@ -417,7 +418,7 @@ def test_members_train_as_if_rows_were_gathered(padded, styles, monkeypatch):
     assert len(added) == 6
     most = [2e-2] * len(expected)
     if styles is not ADD:  # the rounding of what is blended in, with rows in place or copied
-        monkeypatch.setattr(vmap_executor, "_seed_steps", lambda *given: ())
+        monkeypatch.setattr(slot_kernels, "_seed_steps", lambda *given: ())
         copied = zip(trained(padded, styles), expected, strict=True)
         most = [max(2e-2, 1.05 * distance(one, other.double())) for one, other in copied]
     for one, other, bound in zip(found, expected, most, strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from torch import nn
 from esper.kasmina import Population
 from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors import vmap
+from esper.kasmina.executors.slot_kernels import apply_slot_by_kernels
 from esper.kasmina.hosts.cnn import ConvBlock
 from esper.kasmina.layers.layers import MaxPool2d
 from esper.kasmina.stacked.network import FusedRun
@@ -215,8 +218,9 @@ def test_padding_rows_named_twice_leave_no_trace(sick, monkeypatch):
     """They read member 0, and so are NaN where it is."""
     expected = trained(False, sick)
 
-    def by_kernels(network, groups, *given):
-        return vmap._apply_slot_by_kernels(network, groups, *given) if groups else given[0]
+    def by_kernels(network, groups, h, training, streams, own):
+        run_seeds = partial(vmap._run_seeds, network, training, streams)
+        return apply_slot_by_kernels(network, groups, h, run_seeds, own) if groups else h
 
     monkeypatch.setattr(vmap, "_apply_slot", by_kernels)
     found = trained(True, sick)
