@@ -1,6 +1,6 @@
 """Slots on a GPU: seeds of many rows by our kernels, in place where their steps allow it.
 
-What the vmap executor asks of the kernels around a slot: room behind an activation for the rows
+What the vmap executor asks of the kernels around a slot: headroom in an activation for the rows
 that start there, rows that nobody needs and kernels skip, and seeds of all groups at once. Imports
 of kernels are in functions, since Triton is only there on a GPU.
 
@@ -9,11 +9,9 @@ Shape letters: R rows, G rows of one group, E members.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,43 +21,27 @@ from esper.kasmina.layers.blending import Gate
 from esper.kasmina.layers.layers import has_hooks
 from esper.kasmina.ops import fused
 from esper.kasmina.ops.block_parameters import StepParameters
+from esper.kasmina.ops.kernel_scope import Headroom, current_scope, kernel_scope
 from esper.kasmina.rows.rows import RowPlan, SeedGroup
 from esper.kasmina.stacked.network import FusedRun, StackedNetwork
 from esper.leyline.actions import BlendStyle
-
-if TYPE_CHECKING:
-    from esper.kasmina.ops.kernels.layout import Room
 
 RunSeeds = Callable[[SeedGroup, Tensor, bool], Tensor]
 """Runs a group's seeds on a copy of their rows. The third argument: a kernel blends in the result,
 so it is what the seeds compute; else what they add."""
 
 
-def room_behind(run: FusedRun, plan: RowPlan, slot: int) -> Room | None:
-    """Return room for the rows that start at the slot behind a run, if its kernel can use it."""
+def headroom_behind(run: FusedRun, plan: RowPlan, slot: int) -> Headroom | None:
+    """Return headroom for the rows that start at the slot behind a run, if its kernel uses it."""
     if slot == len(plan.source_S) or not run.returns_new_output():
         return None
-    from esper.kasmina.ops.kernels.layout import Room
-
     source = plan.source_S[slot]
-    return Room(0 if source is None else len(source))
-
-
-@contextlib.contextmanager
-def leaving(room: Room | None, live_R: Tensor | None) -> Iterator[None]:
-    """Let kernels leave room behind their output, and skip rows that nobody needs."""
-    if room is None and live_R is None:
-        yield
-        return
-    from esper.kasmina.ops.kernels.layout import leave_room, only_live
-
-    with leave_room(room), only_live(live_R):
-        yield
+    return Headroom(0 if source is None else len(source))
 
 
 def live_rows_of(plan: RowPlan) -> Tensor | None:
     """Return 1 for the rows that count, 0 for inactive members, -1 for padding; None: all count."""
-    active_E = fused.active_members()
+    active_E = current_scope().active_E
     if active_E is None:
         return plan.live_R
     active = active_E if plan.member_R is None else active_E.index_select(0, plan.member_R)
@@ -68,7 +50,7 @@ def live_rows_of(plan: RowPlan) -> Tensor | None:
 
 def live_groups(groups: Sequence[SeedGroup], live_R: Tensor | None) -> Sequence[SeedGroup]:
     """Give seeds of inactive members alpha 0, at which kernels skip them; padding has it anyway."""
-    if live_R is None or fused.active_members() is None:
+    if live_R is None or current_scope().active_E is None:
         return groups
     found = []
     for group in groups:
@@ -100,7 +82,6 @@ def apply_slot_by_kernels(
 
     Groups have different rows, so they are branches of a captured graph, forward and backward.
     """
-    from esper.kasmina.ops.kernels.layout import only_live
     from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
 
     blends = [_blends_by_kernel(network, group, h) for group in groups]
@@ -130,7 +111,7 @@ def apply_slot_by_kernels(
     with Branches(h.device) as branches:
         for group, h_G, by_kernel in zip(copied, taken, blended, strict=True):
             run = partial(run_seeds, group, h_G, by_kernel)
-            with only_live(_live_entries(group)):
+            with kernel_scope(live_R=_live_entries(group)):
                 outputs.append(branches.run(run, h_G, _live_entries(group), group.alpha_G))
         if in_place:
             h = add_seeds(h, in_place, own.activation, own_gradient)

@@ -29,16 +29,16 @@ from esper.kasmina.executors.base import (
 from esper.kasmina.executors.slot_kernels import (
     Ownership,
     apply_slot_by_kernels,
-    leaving,
+    headroom_behind,
     live_groups,
     live_rows_of,
-    room_behind,
 )
 from esper.kasmina.layers.blending import update_rows
 from esper.kasmina.layers.layers import MaxPool2d
 from esper.kasmina.layers.random_layers import RowStreams, row_draws
 from esper.kasmina.ops import fused
 from esper.kasmina.ops.batch_norm import batch_norms_for_vmap
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.rows.rows import BufferUpdates, RowPlan, SeedGroup
 from esper.kasmina.stacked.network import FusedRun, StackedNetwork
 from esper.kasmina.stacked.store import ParameterStore
@@ -68,7 +68,7 @@ class VmapExecutor:
         key_R: Tensor | None = None,
     ) -> Tensor:
         """Return outputs `[R, B, ...]`."""
-        with fused.use_kernels(self.kernels), _attention_for_vmap(network):
+        with kernel_scope(kernels=self.kernels), _attention_for_vmap(network):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
 
@@ -108,21 +108,22 @@ class VmapExecutor:
         for run, after, own_params in zip(network.fused_runs, following, params, strict=True):
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
-            room = room_behind(run, plan, slot) if fused.asked_for_blocks() else None
+            headroom = headroom_behind(run, plan, slot) if fused.asked_for_blocks() else None
             live = None if live_R is None else live_R[:active]
-            with row_draws(run.site, streams, slice(active)), leaving(room, live):
+            scope = kernel_scope(headroom=headroom, live_R=live)
+            with row_draws(run.site, streams, slice(active)), scope:
                 h = _run_samplewise(run, h)
                 h = _run_segment(run.segment, own_params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
-                whole = None if room is None else room.whole(h)
+                whole = None if headroom is None else headroom.whole(h)
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot, whole)
                 active = plan.active_S[slot]
                 own = Ownership(
                     activation=plan.source_S[slot] is not None or whole is not None,
                     gradient=network.tap is None and after is not None and after.returns_new_grad(),
                 )
-                room = None
+                headroom = None
                 groups = live_groups(plan.groups_S[slot], live_R)
                 h = _apply_slot(network, groups, h, training, streams, own)
                 if network.tap is not None:
@@ -218,7 +219,7 @@ def vmap_module(
 def _join_rows(h: Tensor, plan: RowPlan, slot: int, whole: Tensor | None) -> Tensor:
     """Append the rows that start at this slot; shadow rows start from a detached activation.
 
-    `whole`: `h` with room for them behind it, if it has any.
+    `whole`: `h` with headroom for them, if it has any.
     """
     source = plan.source_S[slot]
     if source is None:
