@@ -17,7 +17,6 @@ from esper.kasmina.ops.kernels import normalise as normalise_module  # noqa: E40
 from esper.kasmina.ops.kernels.convolution import convolve  # noqa: E402
 from esper.kasmina.ops.kernels.depthwise import convolve_alone  # noqa: E402
 from esper.kasmina.ops.kernels.excite import excite, squeeze  # noqa: E402
-from esper.kasmina.ops.kernels.layout import live_rows  # noqa: E402
 from esper.kasmina.ops.kernels.normalise import normalise  # noqa: E402
 from esper.kasmina.ops.kernels.rows import fork  # noqa: E402
 
@@ -82,14 +81,6 @@ def test_padding_is_not_even_written(name, monkeypatch):
     assert (dx[1] == 7.0).all()
     assert not dx[2].any()
     assert not dw[1:].any()
-
-
-def test_rows_are_counted_before_they_are_skipped():
-    """A kernel over another number of rows is none of those that the mask is about."""
-    with kernel_scope(live_R=LIVE):
-        assert live_rows(ROWS) is LIVE
-        assert live_rows(ROWS + 1) is None
-    assert live_rows(ROWS) is None
 
 
 def test_rows_of_unused_seeds_are_zeros():

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import padded_channels
+from esper.leyline.errors import EsperError
 
 
 def pixel_stride(x: Tensor) -> int | None:
@@ -45,9 +46,16 @@ def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
 
 
 def live_rows(rows: int) -> Tensor | None:
-    """Return which of a kernel's rows are computed; None: all."""
+    """Return which of a kernel's rows are computed; None: all, as of one that all rows share."""
     live = current_scope().live_R
-    return live if live is not None and len(live) == rows else None
+    if live is None or len(live) == rows:
+        return live
+    if rows == 1:
+        return None
+    raise EsperError(
+        f"kernel of {rows} rows: the mask of live rows has {len(live)}; "
+        "set `live_R` of the kernel scope to a mask of these rows, or to None"
+    )
 
 
 def skipping(rows: int, like: Tensor) -> tuple[Tensor, bool]:
