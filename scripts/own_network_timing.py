@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina import Population, PopulationConfig
-from esper.kasmina.ops.convolution import torch_convolutions
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.training.optim import OptimConfig
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.runtime import autocast, synchronize_device
@@ -173,7 +173,7 @@ def flops_ratio(case: Case) -> float:
     for seed in (False, True):
         population = _population(case, device, "loop", 1, seed)
         x, target = case.x[None, :2], case.target[None, :2]
-        with torch_convolutions():
+        with kernel_scope(torch_convolutions=True):
             population.train_batch(x, target)
             with FlopCounterMode(display=False) as counter:
                 population.train_batch(x, target)

@@ -17,7 +17,7 @@ from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, NO_SLOT, Lifecycl
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import GateSignals
-from esper.leyline.stages import LIVE_STAGES, OCCUPIED_STAGES, SeedStage
+from esper.leyline.stage_masks import IS_OCCUPIED
 from esper.simic.rewards.config import REWARD_FAMILIES, REWARD_MODES, RewardConfig
 from esper.simic.rewards.factory import make_reward
 from esper.tasks.scoring import Upkeep, added, live_mac_share, score
@@ -86,8 +86,6 @@ def totals(paid: list[RewardComponentsTelemetry]) -> np.ndarray:
     return np.stack([components.total for components in paid])
 
 
-LIVE = np.array([stage in LIVE_STAGES for stage in SeedStage])
-OCCUPIED = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
 WAITS, GROWS = 0, 1
 RATHER = {
     LifecycleOp.GERMINATE: 4.0,
@@ -128,7 +126,7 @@ class Story:
         life = self.life
         life.begin_step()
         seen_alpha, seen_stage = life.alpha_ES.copy(), life.stage_ES.copy()
-        size = np.where(OCCUPIED[seen_stage], 1, 0)
+        size = np.where(IS_OCCUPIED[seen_stage], 1, 0)
         self.flops_E += 0.01 * size.sum(axis=1)
         score_E = score(
             np.full(2, self.accuracy[step + 1]), seen_alpha, size * SEED_PARAMS, size * SEED_MACS,

@@ -14,8 +14,9 @@ from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.hosts.cnn import CNNHost
 from esper.kasmina.lifecycle.gates import GateConfig
 from esper.kasmina.lifecycle.lifecycle import LifecycleConfig
-from esper.kasmina.ops import block_cpu, c_libraries, convolution, fused
+from esper.kasmina.ops import block_cpu, c_libraries, fused
 from esper.kasmina.ops.block_cpu import Steps
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.layout import channels_last, is_channels_last
 from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError
@@ -196,7 +197,7 @@ def test_a_population_trains_as_with_torch_s_operations(monkeypatch):
 
 def test_counting_sees_torch_s_operations(monkeypatch):
     monkeypatch.setattr(block_cpu, "conv_norm", None)
-    with fused.use_kernels("fused"), convolution.torch_convolutions():
+    with kernel_scope(kernels="fused", torch_convolutions=True):
         host()(channels_last(draw((2, 3, 16, 16))))
 
 
@@ -257,7 +258,7 @@ def test_doctor_says_whether_blocks_are_in_c(fresh_cache, monkeypatch, compiler)
 def test_without_a_compiler_blocks_are_torch_s(fresh_cache, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert block_cpu.obstacle() == "no C compiler"
-    with fused.use_kernels("fused"):
+    with kernel_scope(kernels="fused"):
         assert not fused.wants_cpu_blocks(channels_last(draw((2, 3, 16, 16))))
 
 

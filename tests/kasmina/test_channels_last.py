@@ -22,6 +22,7 @@ from esper.kasmina.executors import loop
 from esper.kasmina.hosts.cnn import CNNHost
 from esper.kasmina.layers.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
 from esper.kasmina.ops import convolution_cpu
+from esper.kasmina.ops.kernel_scope import SharedInput, kernel_scope
 from esper.kasmina.ops.layout import channels_last, is_channels_last
 from esper.kasmina.ops.normalisation import group_norm_channels_last
 
@@ -76,7 +77,7 @@ def test_a_convolution_and_its_gradients_as_products_are_torch_s(channels, side,
 def test_shared_taps_belong_to_their_input_alone():
     weight, x = draw((4, 3, 3, 3), 1), channels_last(draw((2, 3, 6, 7)))
     other = channels_last(draw((2, 3, 6, 7), 5))
-    with convolution_cpu.shared_input(x):
+    with kernel_scope(shared_input=SharedInput(x)):
         for given in (x, other, x):
             wanted = F.conv2d(given, weight, padding=1)
             assert close(convolution_cpu.convolve(given, weight), wanted)

@@ -11,7 +11,8 @@ from torch.func import vmap
 
 from esper.kasmina.layers.counting import count_macs
 from esper.kasmina.layers.layers import Conv1d, Conv2d, MaxPool1d
-from esper.kasmina.ops.convolution import LARGEST_MATRIX, conv1d, conv2d, torch_convolutions
+from esper.kasmina.ops.convolution import LARGEST_MATRIX, conv1d, conv2d
+from esper.kasmina.ops.kernel_scope import kernel_scope
 
 
 def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -135,7 +136,7 @@ def test_large_images_are_torch_s_convolution():
 def test_what_a_convolution_costs_does_not_depend_on_how_it_is_computed(kernel: int):
     layer, x = Conv2d(3, 5, kernel), torch.zeros(2, 3, 4, 4)
     assert count_macs(layer, x) == 3 * 5 * kernel**2 * 16
-    with torch_convolutions():
+    with kernel_scope(torch_convolutions=True):
         assert count_macs(layer, x) == 3 * 5 * kernel**2 * 16
 
 

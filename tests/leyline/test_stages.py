@@ -9,6 +9,8 @@ from esper.leyline import (
     BLENDED_STAGES,
     COOLDOWN_CHAIN,
     GATE_INTO,
+    IS_LIVE,
+    IS_OCCUPIED,
     LIVE_STAGES,
     OCCUPIED_STAGES,
     PRUNABLE_STAGES,
@@ -126,3 +128,10 @@ def test_advance_follows_the_table_through_a_gate():
         assert after in GATE_INTO
     # Germinating and fossilising are operations of their own.
     assert set(ADVANCE_TO.values()) == set(GATE_INTO) - {SeedStage.GERMINATED, SeedStage.FOSSILIZED}
+
+
+def test_masks_are_the_sets_of_stages():
+    for mask, stages in ((IS_LIVE, LIVE_STAGES), (IS_OCCUPIED, OCCUPIED_STAGES)):
+        assert {stage for stage in SeedStage if mask[stage]} == stages
+        with pytest.raises(ValueError, match="read-only"):
+            mask[0] = True

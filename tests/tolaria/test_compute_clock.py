@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from context_support import EMPTY, Planner, fixed_budget, member_tensors, planned_engine
 from esper.kasmina.costs.seed_costs import measure_training_costs
-from esper.kasmina.ops.convolution import torch_convolutions
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.leyline import PLANNED, SeedStage
 from esper.tolaria.compute_clock import ComputeClock
 from support import EVERY_KIND, KINDS, batch, bring_to, make_population, refused
@@ -126,7 +126,7 @@ def test_an_inactive_member_is_bit_for_bit_unchanged(executor, kind):
 def _plain_macs(module: torch.nn.Module, x: torch.Tensor) -> float:
     counter = FlopCounterMode(display=False)
     module.eval()
-    with torch_convolutions(), counter:
+    with kernel_scope(torch_convolutions=True), counter:
         module(x).square().sum().backward()
     return counter.get_total_flops() / 2 / len(x)
 
@@ -168,7 +168,7 @@ def test_an_incubating_seed_costs_its_own_training_and_the_suffix_without_weight
     suffix = torch.nn.Sequential(*(s.module for s in network.segments[1:]))
     counter = FlopCounterMode(display=False)
     suffix.requires_grad_(False)
-    with torch_convolutions(), counter:
+    with kernel_scope(torch_convolutions=True), counter:
         suffix(h).sum().backward()
     suffix.requires_grad_(True)
     assert costs.suffix_S[0] == counter.get_total_flops() // 2

@@ -27,10 +27,10 @@ from esper.kasmina.training.training import GATE_KEY, HOST_KEY
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
-from esper.leyline.stages import LIVE_STAGES, STATIC_STAGES, SeedStage
+from esper.leyline.stage_masks import IS_LIVE, stage_mask
+from esper.leyline.stages import STATIC_STAGES, SeedStage
 
-_LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
-_STATIC: Final[Bools] = np.array([stage in STATIC_STAGES for stage in SeedStage])
+_STATIC: Final = stage_mask(STATIC_STAGES)
 _CLOCKS: Final = ("births_ES", "age_ES", "steps_in_stage_ES")
 """Lifecycle arrays that are not restored."""
 
@@ -193,7 +193,7 @@ class MemberSnapshots:
         # An undone fossilisation makes the seed HOLDING again, so that it is removed with the
         # others.
         life.stage_ES[mask_E[:, None] & permanent_ES & ~kept_ES] = SeedStage.HOLDING
-        uprooted_ES = mask_E[:, None] & ~kept_ES & _LIVE[life.stage_ES]
+        uprooted_ES = mask_E[:, None] & ~kept_ES & IS_LIVE[life.stage_ES]
         life.force_remove(uprooted_ES)
         for name, now in life.arrays().items():
             if name in vars(life) and name in self._arrays:

@@ -98,6 +98,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "BLENDED_STAGES",
         "STATIC_STAGES",
     ),
+    ".stage_masks": ("IS_LIVE", "IS_OCCUPIED", "stage_mask"),
     ".context": (
         "ActionSpace",
         "ClockKind",
@@ -425,6 +426,9 @@ if TYPE_CHECKING:
     from esper.leyline.slots import is_slot_id as is_slot_id
     from esper.leyline.slots import parse_slot_id as parse_slot_id
     from esper.leyline.slots import slot_id as slot_id
+    from esper.leyline.stage_masks import IS_LIVE as IS_LIVE
+    from esper.leyline.stage_masks import IS_OCCUPIED as IS_OCCUPIED
+    from esper.leyline.stage_masks import stage_mask as stage_mask
     from esper.leyline.stages import ADVANCE_TO as ADVANCE_TO
     from esper.leyline.stages import BLENDED_STAGES as BLENDED_STAGES
     from esper.leyline.stages import COOLDOWN_CHAIN as COOLDOWN_CHAIN

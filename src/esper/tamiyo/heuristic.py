@@ -30,7 +30,8 @@ from esper.leyline.masks import ActionMasks
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
-from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.leyline.stage_masks import IS_LIVE
+from esper.leyline.stages import SeedStage
 from esper.tamiyo.planning import plan_actions
 from esper.tamiyo.scripted import (
     FULL_ALPHA,
@@ -46,8 +47,6 @@ from esper.tamiyo.scripted import (
     require_one_of,
 )
 from esper.tamiyo.topology_table import TopologyTable
-
-_LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 PREFERRED: Final = ("depthwise", "conv_light", "conv_heavy", "lora", "mlp_small", "mlp")
 """Default order of blueprints: those that add capacity, cheapest first."""
@@ -257,7 +256,7 @@ class HeuristicPolicy(ScriptedPolicy):
         price_E = config.charge * context.price_E * context.constants.c_f * compute_left_E
         stop_E = slope_E * left < price_E  # NaN: no
         stop_E &= obs.plateau_steps_E >= config.stop_after
-        stop_E &= ~_LIVE[obs.slots.stage_ES].any(axis=1)
+        stop_E &= ~IS_LIVE[obs.slots.stage_ES].any(axis=1)
         stop_E &= masks.op_EO[:, LifecycleOp.STOP]
         return np.repeat(stop_E[:, None], obs.slots.stage_ES.shape[1], axis=1)
 
@@ -272,7 +271,7 @@ class HeuristicPolicy(ScriptedPolicy):
             worth_ES = slots.contribution_ES > error_ES + rent_ES
         judged_ES = held_at_least(obs, config.probation_steps)
         last_ES = held_at_least(obs, config.probation_steps + config.patience_steps)
-        in_output_ES = _LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _episode_ending(obs)
+        in_output_ES = IS_LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _episode_ending(obs)
         keep_ES = (judged_ES | in_output_ES) & worth_ES & legal_slots(masks, LifecycleOp.FOSSILIZE)
         late_ES = slots.steps_in_stage_ES >= config.incubation_limit
         stuck_ES = (slots.stage_ES == SeedStage.TRAINING) & late_ES
@@ -292,7 +291,7 @@ class HeuristicPolicy(ScriptedPolicy):
             "either": obs.plateaued_E | obs.stabilised_E,
             "always": np.ones_like(obs.plateaued_E),
         }[self.config.trigger]
-        below_limit_E = _LIVE[obs.slots.stage_ES].sum(axis=1) < self.config.seeds_at_once
+        below_limit_E = IS_LIVE[obs.slots.stage_ES].sum(axis=1) < self.config.seeds_at_once
         left = obs.episode_length - obs.step
         in_time = left >= self.config.min_steps_left
         in_time &= left >= self.config.min_share_left * obs.episode_length

@@ -20,7 +20,8 @@ import numpy as np
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
-from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.leyline.stage_masks import IS_LIVE
+from esper.leyline.stages import SeedStage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +37,6 @@ SIZE_SCORE: Final = ScoreConstants(c_p=0.005, c_m=0.00125, c_f=0.002)
 """For tasks that are about how large a network should be. At a price of 1, twice the size must gain
 0.6 points of accuracy; over the prices of varied contexts, 0.06 to 2.5. Chosen on the records of
 digits_tiny8, where there was more to decide than at four times as much (docs/audit-results.md)."""
-
-_LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +143,14 @@ def charge_length(
 
 def live_seeds(stage_ES: Codes) -> Ints:
     """Return the number of live seeds `[E]`, without permanent ones."""
-    return np.asarray(_LIVE[stage_ES].sum(axis=1), dtype=np.int64)
+    return np.asarray(IS_LIVE[stage_ES].sum(axis=1), dtype=np.int64)
 
 
 def live_mac_share(stage_ES: Codes, macs_ES: Ints, host_macs: int) -> Doubles:
     """Return the MACs of live seeds `[E]` relative to the host's, incubating ones included."""
     if host_macs < 1:
         raise EsperError(f"host_macs={host_macs}: known after the first batch, 1 or more")
-    return np.asarray(np.where(_LIVE[stage_ES], macs_ES, 0).sum(axis=1) / host_macs)
+    return np.asarray(np.where(IS_LIVE[stage_ES], macs_ES, 0).sum(axis=1) / host_macs)
 
 
 def upkeep(live_mac_share_E: Doubles, live_seeds_E: Ints, rule: Upkeep) -> Doubles:

@@ -27,7 +27,8 @@ from esper.kasmina.rows.rows import FROM_INPUT, RowTable
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import CounterfactualGap, Counterfactuals
-from esper.leyline.stages import BLENDED_STAGES, SeedStage
+from esper.leyline.stage_masks import stage_mask
+from esper.leyline.stages import BLENDED_STAGES
 from esper.leyline.streams import stream_keys
 
 EXACT_SEEDS: Final = 3
@@ -35,7 +36,7 @@ EXACT_SEEDS: Final = 3
 MAX_SEEDS: Final = 62
 """Limit of an int64 coalition code."""
 
-_BLENDED: Final[Bools] = np.array([stage in BLENDED_STAGES for stage in SeedStage])
+_BLENDED: Final = stage_mask(BLENDED_STAGES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,11 @@ from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec, LifecycleO
 from esper.leyline.arrays import Bools, Codes, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.protocols import PolicyProtocol
-from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.leyline.stage_masks import IS_LIVE
+from esper.leyline.stages import SeedStage
 from esper.tamiyo.signals import SignalTracker
 from esper.tolaria.batch_ops import RowTotals, TrainTotals
 from esper.tolaria.governor import TolariaGovernor
-
-_LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ class ParallelEnvState:
     @property
     def active_slot(self) -> Ints:
         """`[E]`: first slot with a live seed; `NO_SLOT` if there is none."""
-        live_ES = _LIVE[self.model.lifecycle.stage_ES]
+        live_ES = IS_LIVE[self.model.lifecycle.stage_ES]
         return np.where(live_ES.any(axis=1), live_ES.argmax(axis=1), NO_SLOT).astype(np.int64)
 
     @property

@@ -6,6 +6,7 @@ tests/cuda/test_blocks_cuda.py compares all shapes on a GPU.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -23,16 +24,18 @@ from block_support import (
 )
 from emulation_support import emulate, require_compiler
 from esper.kasmina.blueprints.conv_heavy import ConvHeavy
+from esper.kasmina.executors import slot_kernels
 from esper.kasmina.executors import vmap as vmap_executor
 from esper.kasmina.hosts.cnn import ConvBlock
 from esper.kasmina.layers.blending import update_rows
 from esper.kasmina.layers.layers import Conv2d
 from esper.kasmina.ops import fused
 from esper.kasmina.ops.block_parameters import BlockParameters
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels import block_plan, blocks
 from esper.kasmina.ops.kernels.block_args import BlockArgs
 from esper.kasmina.ops.kernels.block_plan import MOST_SHARED, plan
-from esper.kasmina.ops.kernels.layout import empty_activation, only_live
+from esper.kasmina.ops.kernels.layout import empty_activation
 from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
 from esper.leyline import BlendStyle
 from kernel_support import choose_kernels, require_kernels
@@ -81,7 +84,7 @@ def test_a_skipped_row_is_zero_and_the_others_are_as_ever(block):
     expected = computed(given, True)
     with torch.no_grad():
         given.leaves[0][1] = torch.nan
-    with only_live(torch.tensor([1.0, 0.0, 0.5])):
+    with kernel_scope(live_R=torch.tensor([1.0, 0.0, 0.5])):
         found = computed(given, True)
     for mine, wanted in zip(found, expected, strict=True):
         assert torch.equal(mine[[0, 2]], wanted[[0, 2]])
@@ -95,7 +98,7 @@ def test_padding_is_not_even_written(monkeypatch):
     monkeypatch.setattr(blocks, "empty_activation", marked)
     monkeypatch.setattr(blocks, "output_activation", marked)
     given = case(QUICK[0], rows=3, batch=2)
-    with only_live(torch.tensor([1.0, -1.0, 0.0])):
+    with kernel_scope(live_R=torch.tensor([1.0, -1.0, 0.0])):
         y, dx, *own = computed(given, True)
     for value in (y, dx):
         assert (value[1] == 7.0).all()
@@ -248,7 +251,7 @@ def test_modules_use_blocks_only_where_asked(module, monkeypatch):
     x = torch.randn(3, 8, 4, 4)
     expected = module(x)
     assert not calls
-    with torch.autocast("cpu", torch.bfloat16), fused.use_kernels("fused"):
+    with torch.autocast("cpu", torch.bfloat16), kernel_scope(kernels="fused"):
         found = module(x.bfloat16())
     assert distance(found, expected.detach().double()) < 2e-2
     assert calls == ([True] if isinstance(module, ConvBlock) else [True, False])
@@ -265,9 +268,9 @@ def test_blocks_of_another_shape_are_left_to_others(monkeypatch):
     hooked.conv.register_forward_hook(lambda *given: None)
     monkeypatch.setattr(Conv2d, "forward", lambda self, x: x)
     monkeypatch.setattr(fused, "conv_norm", None)  # nobody may call it
-    with torch.autocast("cpu", torch.bfloat16), fused.use_kernels("own"):
+    with torch.autocast("cpu", torch.bfloat16), kernel_scope(kernels="own"):
         ConvBlock(8, 8, 3)(torch.zeros(2, 8, 4, 4))
-    with torch.autocast("cpu", torch.bfloat16), fused.use_kernels("fused"):
+    with torch.autocast("cpu", torch.bfloat16), kernel_scope(kernels="fused"):
         hooked(torch.zeros(2, 8, 4, 4))
 
 
@@ -402,11 +405,10 @@ def test_members_train_as_if_rows_were_gathered(padded, styles, monkeypatch):
 
     def in_place(network, groups, half, training, streams, own):
         added.extend(groups)
-        own = vmap_executor.Ownership(activation=True, gradient=False)
-        with torch.autocast("cpu", torch.bfloat16), fused.use_kernels("fused"):
-            return vmap_executor._apply_slot_by_kernels(
-                network, groups, half, training, streams, own
-            )
+        own = slot_kernels.Ownership(activation=True, gradient=False)
+        run_seeds = partial(vmap_executor._run_seeds, network, training, streams)
+        with torch.autocast("cpu", torch.bfloat16), kernel_scope(kernels="fused"):
+            return slot_kernels.apply_slot_by_kernels(network, groups, half, run_seeds, own)
 
     in_half(gathered)
     expected = trained(False, styles)
@@ -417,7 +419,7 @@ def test_members_train_as_if_rows_were_gathered(padded, styles, monkeypatch):
     assert len(added) == 6
     most = [2e-2] * len(expected)
     if styles is not ADD:  # the rounding of what is blended in, with rows in place or copied
-        monkeypatch.setattr(vmap_executor, "_seed_steps", lambda *given: ())
+        monkeypatch.setattr(slot_kernels, "_seed_steps", lambda *given: ())
         copied = zip(trained(padded, styles), expected, strict=True)
         most = [max(2e-2, 1.05 * distance(one, other.double())) for one, other in copied]
     for one, other, bound in zip(found, expected, most, strict=True):

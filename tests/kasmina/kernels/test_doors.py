@@ -18,8 +18,11 @@ from esper.device.triton_support import can_build_kernels, can_use_kernels
 from esper.kasmina import Population
 from esper.kasmina.layers.counting import count_macs
 from esper.kasmina.ops import fused
+from esper.kasmina.ops.kernel_scope import kernel_scope
+from esper.kasmina.ops.kernels.layout import live_rows
 from esper.kasmina.ops.pooling import max_pool2d
 from esper.kasmina.stacked.store import ParameterStore
+from esper.leyline.errors import EsperError
 from esper.tolaria import SharedBatchIterator
 from support import batch, make_population, tiny_host
 
@@ -205,3 +208,13 @@ def test_a_store_without_parameters_has_no_update_to_make():
     assert norm.tolist() == [0.0, 0.0, 0.0]
     StackedOptimizer(OptimConfig()).step("key", store, torch.ones(3, device=device), norm)
     assert store.flat_EP.shape == (3, 0)
+
+
+def test_a_mask_of_rows_that_does_not_fit_is_one_line():
+    live = torch.tensor([1.0, 0.0, 1.0])
+    with kernel_scope(live_R=live):
+        assert live_rows(3) is live
+        assert live_rows(1) is None, "what all rows share is computed once, whoever is live"
+        with pytest.raises(EsperError, match=r"^kernel of 4 rows: the mask of live rows has 3;"):
+            live_rows(4)
+    assert live_rows(4) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,8 +13,10 @@ from torch import nn
 from esper.kasmina import Population
 from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors import vmap
+from esper.kasmina.executors.slot_kernels import apply_slot_by_kernels
 from esper.kasmina.hosts.cnn import ConvBlock
 from esper.kasmina.layers.layers import MaxPool2d
+from esper.kasmina.ops.kernel_scope import Headroom, kernel_scope
 from esper.kasmina.stacked.network import FusedRun
 from esper.leyline import BlendStyle, SeedStage
 from kernel_support import DEVICE, HALF, close, examples, numbers, require_kernels
@@ -20,7 +24,7 @@ from support import batch, bring_to, make_population
 
 require_kernels()
 
-from esper.kasmina.ops.kernels.layout import Room, leave_room, output_activation  # noqa: E402
+from esper.kasmina.ops.kernels.layout import output_activation  # noqa: E402
 from esper.kasmina.ops.kernels.rows import fork, give_back, join  # noqa: E402
 
 
@@ -47,7 +51,7 @@ def torches(h, source, groups, alphas, seeds, detach):
 
 
 class Doubled(torch.autograd.Function):
-    """A kernel that allocates its output with the room that is asked for, as fused blocks do."""
+    """A kernel that allocates its output with the headroom asked for, as fused blocks do."""
 
     @staticmethod
     def forward(ctx, x):
@@ -64,14 +68,14 @@ def test_rows_are_joined_without_a_copy_where_room_was_left(detach):
     source, groups = index([1, 1, 0]), [index([0, 3]), index([4, 2])]
     alphas = [torch.tensor([0.5, 1.0], device=DEVICE)] * 2
     results = []
-    for room in (Room(len(source)), None):
+    for headroom in (Headroom(len(source)), None):
         x = numbers((3, 2, 4, 3, 3)).requires_grad_(True)
-        with leave_room(room):
+        with kernel_scope(headroom=headroom):
             made = Doubled.apply(x)
-        whole = None if room is None else room.whole(made)
-        assert (whole is None) == (room is None)
+        whole = None if headroom is None else headroom.whole(made)
+        assert (whole is None) == (headroom is None)
         h = join(made, source, detach, whole)
-        assert (h.data_ptr() == made.data_ptr()) == (room is not None)
+        assert (h.data_ptr() == made.data_ptr()) == (headroom is not None)
         h, *taken = fork(h, groups, alphas, True)
         updates = [torch.square(part) for part in taken]
         out = give_back(h, groups, alphas, updates, True)
@@ -82,16 +86,16 @@ def test_rows_are_joined_without_a_copy_where_room_was_left(detach):
 
 
 def test_room_is_only_taken_by_what_was_allocated_with_it():
-    room, like = Room(2), numbers((1, 1, 1, 1, 1))
-    with leave_room(room):
+    headroom, like = Headroom(2), numbers((1, 1, 1, 1, 1))
+    with kernel_scope(headroom=headroom):
         h = output_activation((3, 2, 4, 3, 3), like)
-        assert room.whole(h).shape[0] == 5
-        assert room.whole(h.clone()) is None
-        assert room.whole(h[:2]) is None
-        assert room.whole(h.transpose(3, 4)) is None
+        assert headroom.whole(h).shape[0] == 5
+        assert headroom.whole(h.clone()) is None
+        assert headroom.whole(h[:2]) is None
+        assert headroom.whole(h.transpose(3, 4)) is None
         later = output_activation((3, 2, 4, 3, 3), like)
-    assert room.whole(h) is None
-    assert room.whole(later) is not None
+    assert headroom.whole(h) is None
+    assert headroom.whole(later) is not None
     assert output_activation((3, 2, 4, 3, 3), like).untyped_storage().nbytes() < (
         later.untyped_storage().nbytes()
     )
@@ -215,8 +219,9 @@ def test_padding_rows_named_twice_leave_no_trace(sick, monkeypatch):
     """They read member 0, and so are NaN where it is."""
     expected = trained(False, sick)
 
-    def by_kernels(network, groups, *given):
-        return vmap._apply_slot_by_kernels(network, groups, *given) if groups else given[0]
+    def by_kernels(network, groups, h, training, streams, own):
+        run_seeds = partial(vmap._run_seeds, network, training, streams)
+        return apply_slot_by_kernels(network, groups, h, run_seeds, own) if groups else h
 
     monkeypatch.setattr(vmap, "_apply_slot", by_kernels)
     found = trained(True, sick)

@@ -10,13 +10,13 @@ from kernel_support import DEVICE, HALF, close, numbers, require_kernels
 
 require_kernels()
 
+from esper.kasmina.ops.kernel_scope import kernel_scope  # noqa: E402
 from esper.kasmina.ops.kernels import convolution, depthwise, layout  # noqa: E402
 from esper.kasmina.ops.kernels import excite as excite_module  # noqa: E402
 from esper.kasmina.ops.kernels import normalise as normalise_module  # noqa: E402
 from esper.kasmina.ops.kernels.convolution import convolve  # noqa: E402
 from esper.kasmina.ops.kernels.depthwise import convolve_alone  # noqa: E402
 from esper.kasmina.ops.kernels.excite import excite, squeeze  # noqa: E402
-from esper.kasmina.ops.kernels.layout import live_rows, only_live  # noqa: E402
 from esper.kasmina.ops.kernels.normalise import normalise  # noqa: E402
 from esper.kasmina.ops.kernels.rows import fork  # noqa: E402
 
@@ -48,7 +48,7 @@ def test_a_skipped_row_has_no_gradient_and_the_others_are_as_ever(name):
     back = numbers((ROWS, 2, CHANNELS, 3, 3), seed=2)
     results = []
     for live, given in ((None, x), (LIVE, sick)):
-        with only_live(live):
+        with kernel_scope(live_R=live):
             out = vmap(run)(given, weight)
         results.append((out, *torch.autograd.grad(out, [given, weight], back)))
     for expected, found in zip(*results, strict=True):
@@ -71,7 +71,7 @@ def test_padding_is_not_even_written(name, monkeypatch):
         monkeypatch.setattr(module, "empty_activation", marked)
     x = numbers((ROWS, 2, CHANNELS, 3, 3)).requires_grad_(True)
     weight = numbers((ROWS, *shape), seed=1, dtype=torch.float32).requires_grad_(True)
-    with only_live(torch.tensor([1.0, -1.0, 0.0], device=DEVICE)):
+    with kernel_scope(live_R=torch.tensor([1.0, -1.0, 0.0], device=DEVICE)):
         out = vmap(run)(x, weight)
     assert (out[1] == 7.0).all()
     assert not (out[[0, 2]] == 7.0).any()
@@ -81,14 +81,6 @@ def test_padding_is_not_even_written(name, monkeypatch):
     assert (dx[1] == 7.0).all()
     assert not dx[2].any()
     assert not dw[1:].any()
-
-
-def test_rows_are_counted_before_they_are_skipped():
-    """A kernel over another number of rows is none of those that the mask is about."""
-    with only_live(LIVE):
-        assert live_rows(ROWS) is LIVE
-        assert live_rows(ROWS + 1) is None
-    assert live_rows(ROWS) is None
 
 
 def test_rows_of_unused_seeds_are_zeros():

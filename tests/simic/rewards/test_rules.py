@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.actions import CLASSIC_OPS, LifecycleOp, VetoReason
+from esper.leyline.stage_masks import IS_LIVE, IS_OCCUPIED
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards.score import step_upkeep
 from esper.simic.rewards.shaped import STAGE_POTENTIAL
@@ -19,8 +20,6 @@ from reward_support import (
     EVERY,
     GROWS,
     HOST_PARAMS,
-    LIVE,
-    OCCUPIED,
     RULE,
     WAITS,
     Story,
@@ -98,7 +97,7 @@ def test_a_closed_cycle_pays_at_most_minus_its_upkeep(mode, family, seed):
     paid = totals(pay(reward_of(mode, family), told)).cumsum(axis=0)
     upkeep = np.cumsum([step_upkeep(inputs, RULE)[GROWS] for inputs in told])
     assert upkeep[-1] > 0
-    closed = [not OCCUPIED[inputs.stage_ES[GROWS]].any() for inputs in told]
+    closed = [not IS_OCCUPIED[inputs.stage_ES[GROWS]].any() for inputs in told]
     assert closed[-1]
     gain = paid[:, GROWS] - paid[:, WAITS]
     limit = np.zeros_like(upkeep) if mode == "sparse" else -upkeep
@@ -155,7 +154,7 @@ def test_the_potential_telescopes(family, seed):
             break
         expected = 0.02 * STAGE_POTENTIAL[inputs.stage_ES].sum(axis=1)
         if family == "contribution":
-            worth = np.nan_to_num(inputs.contribution_ES) * OCCUPIED[inputs.stage_ES]
+            worth = np.nan_to_num(inputs.contribution_ES) * IS_OCCUPIED[inputs.stage_ES]
             expected = expected + 0.5 * worth.sum(axis=1)
         else:
             expected = expected + 0.5 * reward.family.worth_ES.sum(axis=1)
@@ -247,7 +246,7 @@ def rolled_back(seed: int, at: int):
     told = list(story(seed, fossilize=True))
     inputs = told[at]
     stage = inputs.stage_ES.copy()
-    gone = LIVE[stage] & (np.arange(2) == GROWS)[:, None]
+    gone = IS_LIVE[stage] & (np.arange(2) == GROWS)[:, None]
     stage[gone] = SeedStage.PRUNED
     broken = np.array([False, True])
     veto = np.where(broken, VetoReason.GOVERNOR, 0).astype(np.int8)

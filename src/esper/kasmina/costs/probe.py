@@ -17,7 +17,7 @@ from esper.device.rng import forked_rng
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.layers.counting import count_macs
 from esper.kasmina.layers.random_probe import draws_in_evaluation
-from esper.kasmina.ops import fused
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.leyline.errors import EsperError, ShapeError
 from esper.leyline.user_errors import user_code
@@ -89,7 +89,7 @@ def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
                 _temporary_buffers(host),
                 torch.no_grad(),
                 forked_rng(0, network.device),
-                fused.use_kernels("own"),
+                kernel_scope(kernels="own"),
             ):
                 with _mode(host, training=False), _full_precision(network.device):
                     outs.append(_run_chain(network, given)[1])

@@ -23,8 +23,7 @@ from esper.kasmina.executors.base import (
 )
 from esper.kasmina.layers.blending import blend
 from esper.kasmina.layers.random_layers import RowDraws, RowStreams, Site, row_draws
-from esper.kasmina.ops import fused
-from esper.kasmina.ops.convolution_cpu import shared_input
+from esper.kasmina.ops.kernel_scope import SharedInput, kernel_scope
 from esper.kasmina.ops.layout import channels_last
 from esper.kasmina.rows.rows import FROM_INPUT, RowPlan
 from esper.kasmina.stacked.network import StackedNetwork
@@ -64,7 +63,8 @@ class LoopExecutor:
         run = self._begin(network, x, plan, training, key_R)
         outputs = []
         one_input = x.shape[0] == 1 and not torch.is_grad_enabled()
-        with self._running(network, plan) as streams, shared_input(run.x[0] if one_input else None):
+        shared = SharedInput(run.x[0]) if one_input else None
+        with self._running(network, plan) as streams, kernel_scope(shared_input=shared):
             for row in range(plan.table.rows):
                 with _on_stream(streams, int(plan.table.member_R[row])):
                     outputs.append(run.row(row))
@@ -118,7 +118,7 @@ class LoopExecutor:
     @contextlib.contextmanager
     def _running(self, network: StackedNetwork, plan: RowPlan) -> Iterator[list[torch.cuda.Stream]]:
         """Yield one stream per member, ordered after previous and before later work."""
-        with fused.use_kernels(self.kernels):
+        with kernel_scope(kernels=self.kernels):
             yield from self._side_streams(network, plan)
 
     def _side_streams(

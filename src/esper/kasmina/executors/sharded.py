@@ -22,7 +22,7 @@ from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors.base import ObjectiveOfRows, check_input, set_training
 from esper.kasmina.executors.loop import LoopExecutor, LoopRun, Visit, joined, rows_by_member
 from esper.kasmina.layers.random_layers import RowStreams, Site, row_draws
-from esper.kasmina.ops import fused
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.sharded_norm import whole_batch_norms
 from esper.kasmina.rows.rows import RowPlan
 from esper.kasmina.stacked.network import StackedNetwork
@@ -90,7 +90,7 @@ class ShardedExecutor(LoopExecutor):
     @contextlib.contextmanager
     def _computing(self, run: ShardedRun, shards: Shards) -> Iterator[None]:
         try:
-            with shards.messages(), fused.use_kernels(self.kernels):
+            with shards.messages(), kernel_scope(kernels=self.kernels):
                 yield
         except BaseException:
             for store in run.stores():

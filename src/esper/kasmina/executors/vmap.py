@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -27,20 +26,24 @@ from esper.kasmina.executors.base import (
     check_input,
     set_training,
 )
-from esper.kasmina.layers.blending import Gate, update_rows
-from esper.kasmina.layers.layers import MaxPool2d, has_hooks
+from esper.kasmina.executors.slot_kernels import (
+    Ownership,
+    apply_slot_by_kernels,
+    headroom_behind,
+    live_groups,
+    live_rows_of,
+)
+from esper.kasmina.layers.blending import update_rows
+from esper.kasmina.layers.layers import MaxPool2d
 from esper.kasmina.layers.random_layers import RowStreams, row_draws
 from esper.kasmina.ops import fused
 from esper.kasmina.ops.batch_norm import batch_norms_for_vmap
-from esper.kasmina.ops.block_parameters import StepParameters
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.rows.rows import BufferUpdates, RowPlan, SeedGroup
 from esper.kasmina.stacked.network import FusedRun, StackedNetwork
 from esper.kasmina.stacked.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName
-
-if TYPE_CHECKING:
-    from esper.kasmina.ops.kernels.layout import Room
 
 Named = dict[str, Tensor]
 
@@ -65,7 +68,7 @@ class VmapExecutor:
         key_R: Tensor | None = None,
     ) -> Tensor:
         """Return outputs `[R, B, ...]`."""
-        with fused.use_kernels(self.kernels), _attention_for_vmap(network):
+        with kernel_scope(kernels=self.kernels), _attention_for_vmap(network):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
 
@@ -98,29 +101,30 @@ class VmapExecutor:
             params = branches.run(partial(_host_parameters, network, plan))
         fixed = network.host.gather_fixed(plan.member_R)
         h = _input_rows(x, plan)
-        live_R = _live_rows(plan) if fused.half_type(h) is not None else None
+        live_R = live_rows_of(plan) if fused.half_type(h) is not None else None
         active = plan.first_active
         slot = 0
         following = (*network.fused_runs[1:], None)
         for run, after, own_params in zip(network.fused_runs, following, params, strict=True):
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
-            room = _room_behind(run, plan, slot) if fused.asked_for_blocks() else None
+            headroom = headroom_behind(run, plan, slot) if fused.asked_for_blocks() else None
             live = None if live_R is None else live_R[:active]
-            with row_draws(run.site, streams, slice(active)), _leaving(room, live):
+            scope = kernel_scope(headroom=headroom, live_R=live)
+            with row_draws(run.site, streams, slice(active)), scope:
                 h = _run_samplewise(run, h)
                 h = _run_segment(run.segment, own_params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
-                whole = None if room is None else room.whole(h)
+                whole = None if headroom is None else headroom.whole(h)
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot, whole)
                 active = plan.active_S[slot]
                 own = Ownership(
                     activation=plan.source_S[slot] is not None or whole is not None,
                     gradient=network.tap is None and after is not None and after.returns_new_grad(),
                 )
-                room = None
-                groups = _live_groups(plan.groups_S[slot], live_R)
+                headroom = None
+                groups = live_groups(plan.groups_S[slot], live_R)
                 h = _apply_slot(network, groups, h, training, streams, own)
                 if network.tap is not None:
                     network.tap(slot, h)
@@ -212,54 +216,10 @@ def vmap_module(
     return out
 
 
-def _room_behind(run: FusedRun, plan: RowPlan, slot: int) -> Room | None:
-    """Return room for the rows that start at the slot behind a run, if its kernel can use it."""
-    if slot == len(plan.source_S) or not run.returns_new_output():
-        return None
-    from esper.kasmina.ops.kernels.layout import Room
-
-    source = plan.source_S[slot]
-    return Room(0 if source is None else len(source))
-
-
-@contextlib.contextmanager
-def _leaving(room: Room | None, live_R: Tensor | None) -> Iterator[None]:
-    """Let kernels leave room behind their output, and skip rows that nobody needs."""
-    if room is None and live_R is None:
-        yield
-        return
-    from esper.kasmina.ops.kernels.layout import leave_room, only_live
-
-    with leave_room(room), only_live(live_R):
-        yield
-
-
-def _live_rows(plan: RowPlan) -> Tensor | None:
-    """Return 1 for the rows that count, 0 for inactive members, -1 for padding; None: all count."""
-    active_E = fused.active_members()
-    if active_E is None:
-        return plan.live_R
-    active = active_E if plan.member_R is None else active_E.index_select(0, plan.member_R)
-    return active.float() if plan.live_R is None else torch.minimum(active.float(), plan.live_R)
-
-
-def _live_groups(groups: Sequence[SeedGroup], live_R: Tensor | None) -> Sequence[SeedGroup]:
-    """Give seeds of inactive members alpha 0, at which kernels skip them; padding has it anyway."""
-    if live_R is None or fused.active_members() is None:
-        return groups
-    found = []
-    for group in groups:
-        live_G = live_R.index_select(0, group.rows_G)
-        alpha_G = group.alpha_G * live_G
-        live_G = live_G if group.live_G is None else torch.minimum(live_G, group.live_G)
-        found.append(replace(group, alpha_G=alpha_G, live_G=live_G))
-    return found
-
-
 def _join_rows(h: Tensor, plan: RowPlan, slot: int, whole: Tensor | None) -> Tensor:
     """Append the rows that start at this slot; shadow rows start from a detached activation.
 
-    `whole`: `h` with room for them behind it, if it has any.
+    `whole`: `h` with headroom for them, if it has any.
     """
     source = plan.source_S[slot]
     if source is None:
@@ -270,16 +230,6 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int, whole: Tensor | None) -> Ten
         return join(h, source, plan.shadow_R is not None, whole)
     begun = h.detach() if plan.shadow_R is not None else h
     return torch.cat([h, begun.index_select(0, source)])
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """Buffers around a slot that nothing else refers to, so that rows are added in place."""
-
-    activation: bool = False
-    """The activation: rows were joined, which made a copy, or a fused block has just made it."""
-    gradient: bool = False
-    """The gradient that arrives."""
 
 
 def _apply_slot(
@@ -298,7 +248,8 @@ def _apply_slot(
     if not groups:
         return h
     if fused.half_type(h) == h.dtype:
-        return _apply_slot_by_kernels(network, groups, h, training, streams, own)
+        run_seeds = partial(_run_seeds, network, training, streams)
+        return apply_slot_by_kernels(network, groups, h, run_seeds, own)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
         update = _seed_update(network, group, h_G, training, streams)
@@ -310,164 +261,18 @@ def _apply_slot(
     return h
 
 
-def _apply_slot_by_kernels(
-    network: StackedNetwork,
-    groups: Sequence[SeedGroup],
-    h: Tensor,
-    training: bool,
-    streams: RowStreams | None,
-    own: Ownership,
-) -> Tensor:
-    """Seeds made of steps with kernels work on their rows in place, others on copies of theirs.
-
-    Groups have different rows, so they are branches of a captured graph, forward and backward.
-    """
-    from esper.kasmina.ops.kernels.layout import only_live
-    from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
-
-    blends = [_blends_by_kernel(network, group, h) for group in groups]
-    with Branches(h.device) as branches:
-        steps = [
-            branches.run(partial(_seed_steps, network, group, h, by_kernel))
-            for group, by_kernel in zip(groups, blends, strict=True)
-        ]
-        gated = [group for group, by_kernel in zip(groups, blends, strict=True) if by_kernel]
-        gates = dict(branches.run(partial(_gather_gates, network, gated)))
-    in_place = [
-        SeedRows(g.rows_G, g.alpha_G, own_steps, _styles(g), gates.get(g.blueprint))
-        for g, own_steps in zip(groups, steps, strict=True)
-        if own_steps
-    ]
-    rest = [i for i, own_steps in enumerate(steps) if not own_steps]
-    copied, blended = [groups[i] for i in rest], [blends[i] for i in rest]
-    # What blends and seeds in place return backward is theirs, or was ours before.
-    own_gradient = own.gradient or any(blended)
-    taken: Sequence[Tensor] = ()
-    if copied:
-        from esper.kasmina.ops.kernels.rows import dense, fork
-
-        index, live = [g.rows_G for g in copied], [_live_entries(g) for g in copied]
-        h, *taken = fork(dense(h), index, live, own_gradient or bool(in_place))
-    outputs = []
-    with Branches(h.device) as branches:
-        for group, h_G, by_kernel in zip(copied, taken, blended, strict=True):
-            run = partial(_run_seeds, network, group, h_G, by_kernel, training, streams)
-            with only_live(_live_entries(group)):
-                outputs.append(branches.run(run, h_G, _live_entries(group), group.alpha_G))
-        if in_place:
-            h = add_seeds(h, in_place, own.activation, own_gradient)
-    own = replace(own, activation=own.activation or bool(in_place))
-    results = list(zip(copied, taken, outputs, blended, strict=True))
-    return _return_rows(h, results, gates, own)
-
-
-def _return_rows(
-    h: Tensor,
-    results: Sequence[tuple[SeedGroup, Tensor, Tensor, bool]],
-    gates: Mapping[int, tuple[Tensor, Tensor]],
-    own: Ownership,
-) -> Tensor:
-    """Add or blend in what seeds returned for copies of their rows.
-
-    `results`: group, copied rows, what came out, and whether a kernel blends it in; `gates`: weight
-    and bias by blueprint.
-    """
-    if not results:
-        return h
-    from esper.kasmina.ops.kernels.blend import BlendRows, blend_rows
-    from esper.kasmina.ops.kernels.rows import give_back
-
-    added = [(group, out) for group, _, out, by_kernel in results if not by_kernel]
-    if added:
-        index, alpha = [g.rows_G for g, _ in added], [g.alpha_G for g, _ in added]
-        h = give_back(h, index, alpha, [out for _, out in added], own.activation)
-    later = [(group, h_G, out) for group, h_G, out, by_kernel in results if by_kernel]
-    if not later:
-        return h
-    rows = [
-        BlendRows(
-            h_G.detach(), out, g.rows_G, g.alpha_G, g.style_G, gates.get(g.blueprint),
-            _live_entries(g),
-        )
-        for g, h_G, out in later
-    ]  # fmt: skip
-    return blend_rows(h, rows, own.activation or bool(added), own.gradient)
-
-
-def _live_entries(group: SeedGroup) -> Tensor:
-    """Return which entries of a group are computed, as kernels need it; real ones have an alpha."""
-    return group.alpha_G if group.live_G is None else group.live_G
-
-
 def _run_seeds(
     network: StackedNetwork,
+    training: bool,
+    streams: RowStreams | None,
     group: SeedGroup,
     h_G: Tensor,
     by_kernel: bool,
-    training: bool,
-    streams: RowStreams | None,
 ) -> Tensor:
     """Return what seeds compute, if a kernel blends it in, or else what they add."""
     if by_kernel:
         return _seed_delta(network, group, h_G, h_G, training, streams)
     return _seed_update(network, group, h_G, training, streams)
-
-
-def _gather_gates(
-    network: StackedNetwork, groups: Sequence[SeedGroup]
-) -> list[tuple[int, tuple[Tensor, Tensor]]]:
-    """Return weight and bias of the gates of groups in one slot, by blueprint: one gather."""
-    gated = [group for group in groups if BlendStyle.GATE in group.present]
-    if not gated:
-        return []
-    frozen_G = [
-        torch.zeros_like(g.members_G, dtype=torch.bool) if g.frozen_G is None else g.frozen_G
-        for g in gated
-    ]
-    members = torch.cat([group.members_G for group in gated])
-    found = network.gate(gated[0].slot).gather(members, torch.cat(frozen_G))
-    sizes = [len(group.members_G) for group in gated]
-    parts = zip(*(torch.split(found[name], sizes) for name in ("weight", "bias")), strict=True)
-    return [(group.blueprint, part) for group, part in zip(gated, parts, strict=True)]
-
-
-def _styles(group: SeedGroup) -> Tensor | None:
-    """Return the blend styles of a group's entries; None: all add."""
-    return None if group.present == {BlendStyle.ADD} else group.style_G
-
-
-def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> bool:
-    """Whether one kernel blends a group in; groups that only add have a simpler one."""
-    if _styles(group) is None or group.detached_G is not None:
-        return False
-    if BlendStyle.GATE not in group.present:
-        return True
-    from esper.kasmina.ops.kernels.blend import gates_fit
-
-    gate = network.gate(group.slot).template
-    return type(gate) is Gate and not has_hooks(gate) and gates_fit(h)
-
-
-def _seed_steps(
-    network: StackedNetwork, group: SeedGroup, h: Tensor, by_kernel: bool
-) -> Sequence[StepParameters]:
-    """Return the steps of a group's seeds if they can work on rows of `h` in place, else none.
-
-    `by_kernel`: whether a kernel can blend in seeds that do not all add.
-    """
-    if not fused.asked_for_blocks():
-        return ()
-    bank = network.bank(group.slot, group.blueprint)
-    template = bank.template
-    if vars(type(template)).get("seed_steps") is None or has_hooks(template):
-        return ()  # a subclass may compute something else
-    styled = _styles(group) is not None
-    if group.detached_G is not None or (styled and not by_kernel):
-        return ()
-    steps: Sequence[StepParameters] = template.seed_steps(  # type: ignore[operator]
-        bank.gather(group.members_G, group.frozen_G)
-    )
-    return steps if fused.seeds_fit(h, steps, styled) else ()
 
 
 def _seed_update(

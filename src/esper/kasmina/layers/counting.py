@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import flop_counter as torch_counter
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.ops.convolution import torch_convolutions
+from esper.kasmina.ops.kernel_scope import kernel_scope
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -34,7 +34,8 @@ def flop_counter() -> Iterator[FlopCounterMode]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         counter = FlopCounterMode(display=False)
-        with torch_convolutions(), sdpa_kernel(SDPBackend.MATH), _without_compiler(), counter:
+        as_defined = kernel_scope(torch_convolutions=True)
+        with as_defined, sdpa_kernel(SDPBackend.MATH), _without_compiler(), counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from esper.device import rng
 from esper.kasmina.ops import fused
 from esper.kasmina.ops.block_cpu import Steps
-from esper.kasmina.ops.convolution import always_torch, conv1d, conv2d
+from esper.kasmina.ops.convolution import conv1d, conv2d
+from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import is_channels_last, under_vmap
 from esper.kasmina.ops.normalisation import group_norm_channels_last, group_norm_of_members
 from esper.kasmina.ops.pooling import max_pool2d
@@ -316,7 +317,7 @@ def _block(
 ) -> Tensor | None:
     """Compute a block in one kernel; None unless its parts are plainly ours and nobody listens."""
     on_cpu = fused.wants_cpu_blocks(x)
-    if not (on_cpu or (fused.wants_blocks(x) and not pool)) or always_torch():
+    if not (on_cpu or (fused.wants_blocks(x) and not pool)) or current_scope().torch_convolutions:
         return None
     if not isinstance(conv, Conv2d) or not isinstance(norm, ChannelNorm):
         return None

@@ -19,6 +19,7 @@ from esper.leyline.actions import CLASSIC_OPS, AlphaMode, LifecycleOp, VetoReaso
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.context import ActionSpace
 from esper.leyline.signals import GateSignals
+from esper.leyline.stage_masks import stage_mask
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
 
 
@@ -59,15 +60,11 @@ class SlotStates(Protocol):
 _OPS: Final = tuple(LifecycleOp)
 
 
-def _stages(*stages: SeedStage) -> Bools:
-    return np.array([stage in stages for stage in SeedStage])
-
-
 STAGES_FOR: Final = {
-    LifecycleOp.ADVANCE: _stages(*ADVANCE_TO),
-    LifecycleOp.SET_ALPHA_TARGET: _stages(SeedStage.BLENDING, SeedStage.HOLDING),
-    LifecycleOp.PRUNE: _stages(*PRUNABLE_STAGES),
-    LifecycleOp.FOSSILIZE: _stages(SeedStage.HOLDING),
+    LifecycleOp.ADVANCE: stage_mask(ADVANCE_TO),
+    LifecycleOp.SET_ALPHA_TARGET: stage_mask((SeedStage.BLENDING, SeedStage.HOLDING)),
+    LifecycleOp.PRUNE: stage_mask(PRUNABLE_STAGES),
+    LifecycleOp.FOSSILIZE: stage_mask((SeedStage.HOLDING,)),
 }
 """Stages in which an operation is allowed, as a mask over `SeedStage`."""
 

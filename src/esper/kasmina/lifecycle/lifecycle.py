@@ -36,10 +36,10 @@ from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.context import ActionSpace
 from esper.leyline.errors import EsperError, IllegalActionError
 from esper.leyline.signals import NO_BLUEPRINT, GateSignals
+from esper.leyline.stage_masks import IS_OCCUPIED, stage_mask
 from esper.leyline.stages import (
     ADVANCE_TO,
     COOLDOWN_CHAIN,
-    OCCUPIED_STAGES,
     PRUNABLE_STAGES,
     STATIC_STAGES,
     TRANSITIONS,
@@ -48,8 +48,7 @@ from esper.leyline.stages import (
 )
 
 _LEGAL_MOVE: Bools = np.array([[b in TRANSITIONS[a] for b in SeedStage] for a in SeedStage])
-_OCCUPIED: Bools = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
-_PRUNABLE: Bools = np.array([stage in PRUNABLE_STAGES for stage in SeedStage])
+_PRUNABLE: Bools = stage_mask(PRUNABLE_STAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +218,7 @@ class Lifecycle:
 
     def occupied(self) -> Bools:
         """Slots that hold a seed, permanent ones included."""
-        return _OCCUPIED[self.stage_ES]
+        return IS_OCCUPIED[self.stage_ES]
 
     def ramp_steps_left(self) -> Ints:
         """Steps until alpha reaches its target."""

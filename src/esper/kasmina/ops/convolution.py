@@ -12,9 +12,6 @@ image.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import lru_cache
 from typing import Final
 
@@ -25,12 +22,11 @@ from torch import Tensor
 
 from esper.kasmina.ops import fused
 from esper.kasmina.ops.convolution_cpu import convolve, takes_products
+from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import is_channels_last
 
 LARGEST_MATRIX: Final = 2**15
 """Elements in a group's matrix above which torch's convolution is faster."""
-
-_always_torch: ContextVar[bool] = ContextVar("always_torch", default=False)
 
 
 def conv2d(
@@ -39,13 +35,14 @@ def conv2d(
     """Convolution of our modules: square odd kernel, size-preserving at stride 1."""
     if stride != 1:
         return F.conv2d(x, weight, bias, stride=stride, padding=padding, groups=groups)
-    half = None if _always_torch.get() else fused.half_type(x)
+    torches = current_scope().torch_convolutions
+    half = None if torches else fused.half_type(x)
     if half is not None:
         fast = fused.conv2d(x, weight, groups, half)
         if fast is not None:
             return fast if bias is None else fast + bias.to(half).view(-1, 1, 1)
     if not _is_product(x, weight, groups):
-        if not _always_torch.get() and _plain(x, weight) and takes_products(x, weight, groups):
+        if not torches and _plain(x, weight) and takes_products(x, weight, groups):
             out = convolve(x, weight)
             return out if bias is None else out + bias.view(-1, 1, 1)
         return F.conv2d(x, weight, bias, stride=1, padding=padding, groups=groups)
@@ -67,21 +64,6 @@ def conv1d(
     return out if bias is None else out + bias.view(-1, 1)
 
 
-@contextmanager
-def torch_convolutions() -> Iterator[None]:
-    """Use torch's convolution inside the block, for counting MACs by its definition."""
-    token = _always_torch.set(True)
-    try:
-        yield
-    finally:
-        _always_torch.reset(token)
-
-
-def always_torch() -> bool:
-    """Whether inside `torch_convolutions`."""
-    return _always_torch.get()
-
-
 def _plain(x: Tensor, weight: Tensor) -> bool:
     """Whether a convolution on a CPU needs no casts and is not traced by a compiler."""
     if x.device.type != "cpu" or x.dtype != weight.dtype:
@@ -90,7 +72,7 @@ def _plain(x: Tensor, weight: Tensor) -> bool:
 
 
 def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
-    if _always_torch.get() or not _plain(x, weight):
+    if current_scope().torch_convolutions or not _plain(x, weight):
         return False
     out_channels, group_channels, height, width = weight.shape
     if height == width == 1:

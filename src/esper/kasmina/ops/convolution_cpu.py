@@ -11,9 +11,6 @@ Shape letters: B batch, C channels in, O channels out, K kernel taps, P pixels o
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
@@ -21,36 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import is_channels_last, with_strides
 
 ON_ARM: Final = platform.machine().lower() in ("aarch64", "arm64")
 FEW_CHANNELS: Final = 4
 """Up to this many input channels the output is a product with the taps, too."""
-
-
-class _SharedInput:
-    """Taps of an input that many rows read, kept for all of them."""
-
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
-        self.taps: dict[int, Tensor] = {}
-        """Kernel size -> taps."""
-
-
-_shared: ContextVar[_SharedInput | None] = ContextVar("shared_input", default=None)
-
-
-@contextmanager
-def shared_input(x: Tensor | None) -> Iterator[None]:
-    """Lay out the taps of `x` once inside the block, which computes no gradients.
-
-    None: nothing is shared.
-    """
-    token = _shared.set(None if x is None else _SharedInput(x))
-    try:
-        yield
-    finally:
-        _shared.reset(token)
 
 
 def takes_products(x: Tensor, weight: Tensor, groups: int) -> bool:
@@ -115,7 +88,7 @@ def _forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _shared_taps(x: Tensor, side: int) -> Tensor | None:
     """Taps by pixel of the shared input: dear to lay out, but once; then the product is cheaper."""
-    shared = _shared.get()
+    shared = current_scope().shared_input
     if shared is None or x.data_ptr() != shared.x.data_ptr() or x.shape != shared.x.shape:
         return None
     if side not in shared.taps:

@@ -7,9 +7,7 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -24,8 +22,8 @@ from esper.kasmina.ops.block_parameters import (
     NormParameters,
     StepParameters,
 )
+from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import padded_channels
-from esper.leyline.compute import KernelName
 
 LARGEST_KERNEL: Final = 3
 """Largest supported kernel side across channels. An assembler bug made larger ones wrong on an H200
@@ -46,38 +44,10 @@ LARGEST_ROW: Final = 2**36
 """Maximum elements of a convolved row: offsets inside a part of a weight gradient, a 64th of the
 row, fit 32 bits. All other offsets are 64-bit (`kernels.grids`)."""
 
-_kernels: ContextVar[KernelName] = ContextVar("kernels", default="own")
-_active: ContextVar[Tensor | None] = ContextVar("active", default=None)
-
-
-@contextmanager
-def use_kernels(name: KernelName) -> Iterator[None]:
-    """Use these kernels inside the block, where they are available."""
-    token = _kernels.set(name)
-    try:
-        yield
-    finally:
-        _kernels.reset(token)
-
-
-@contextmanager
-def training_only(active_E: Tensor | None) -> Iterator[None]:
-    """Compute rows of these members only, where kernels can skip the others; None: all."""
-    token = _active.set(active_E)
-    try:
-        yield
-    finally:
-        _active.reset(token)
-
-
-def active_members() -> Tensor | None:
-    """Return which members are to be computed `[E]`; None: all."""
-    return _active.get()
-
 
 def half_type(x: Tensor) -> torch.dtype | None:
     """Return the dtype our kernels would compute `x` in; None if torch's are used."""
-    if _kernels.get() == "torch" or not isinstance(x, Tensor) or not can_use_kernels(x):
+    if current_scope().kernels == "torch" or not isinstance(x, Tensor) or not can_use_kernels(x):
         return None
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
@@ -169,7 +139,7 @@ def excite(x: Tensor, factor: Tensor) -> Tensor:
 
 def asked_for_blocks() -> bool:
     """Whether blocks (convolution, norm, ReLU) are to be one kernel where there is one."""
-    return _kernels.get() == "fused"
+    return current_scope().kernels == "fused"
 
 
 def wants_blocks(x: Tensor) -> bool:

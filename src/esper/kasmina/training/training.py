@@ -22,7 +22,7 @@ from torch import Tensor
 from esper.device.branches import Branches
 from esper.device.packing import PackedArrays
 from esper.kasmina.lifecycle.lifecycle import Lifecycle
-from esper.kasmina.ops import fused
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.rows.rows import RowPlan, RowShape, TrainMasks
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.stacked.store import ParameterStore
@@ -150,7 +150,7 @@ class Trainer:
             return
         stores = (self.network.host, *self.network.banks.values())
         before = [(value, value.clone()) for store in stores for value in store.fixed.values()]
-        with fused.training_only(self.active_E):
+        with kernel_scope(active_E=self.active_E):
             yield
         for value, old in before:
             active = self.active_E.view(-1, *([1] * (value.ndim - 1)))

@@ -14,7 +14,8 @@ import numpy as np
 
 from esper.leyline.arrays import Doubles
 from esper.leyline.rewards import RewardInputs
-from esper.simic.rewards.family import OCCUPIED, Family, Progress, current_value
+from esper.leyline.stage_masks import IS_OCCUPIED
+from esper.simic.rewards.family import Family, Progress, current_value
 from esper.simic.rewards.score import score_after_step
 
 
@@ -47,4 +48,4 @@ def contributions(inputs: RewardInputs) -> Doubles:
     """
     back_E1 = inputs.rolled_back_E[:, None]
     found_ES = np.where(back_E1, inputs.contribution_before_ES, inputs.contribution_ES)
-    return np.where(OCCUPIED[inputs.stage_ES] & np.isfinite(found_ES), found_ES, 0.0)
+    return np.where(IS_OCCUPIED[inputs.stage_ES] & np.isfinite(found_ES), found_ES, 0.0)

@@ -11,18 +11,16 @@ Shape letters: E members, S slots.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import numpy as np
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.rewards import RewardInputs
-from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.leyline.stage_masks import IS_LIVE
 from esper.simic.rewards.base import ModeReward
 from esper.simic.rewards.family import Progress
-
-_LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 
 class EscrowReward(ModeReward):
@@ -46,7 +44,7 @@ class EscrowReward(ModeReward):
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
         """Advance, payout and clawback summed over slots."""
-        live_ES = _LIVE[inputs.stage_ES]
+        live_ES = IS_LIVE[inputs.stage_ES]
         self.forfeited_ES = (self.forfeited_ES | executed(inputs, LifecycleOp.PRUNE)) & live_ES
         open_ES = live_ES & ~self.forfeited_ES
         payout_ES = open_ES & executed(inputs, LifecycleOp.FOSSILIZE)

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-from esper.leyline.arrays import Bools, Doubles
+from esper.leyline.arrays import Doubles
 from esper.leyline.rewards import RewardInputs
-from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.simic.rewards.memory import EpisodeMemory
 
-OCCUPIED: Final[Bools] = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
 """By stage: whether the slot holds a seed."""
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from esper.leyline.arrays import Doubles
 from esper.leyline.rewards import RewardInputs
-from esper.simic.rewards.family import OCCUPIED, Family, Progress, current_value, growth
+from esper.leyline.stage_masks import IS_OCCUPIED
+from esper.simic.rewards.family import Family, Progress, current_value, growth
 
 
 class LossFamily(Family):
@@ -62,7 +63,7 @@ class LossFamily(Family):
 
     def _share(self, inputs: RewardInputs, change_E: Doubles) -> None:
         """Add equal shares to the blended seeds; the worth of a removed seed is dropped."""
-        stands_ES = OCCUPIED[inputs.stage_ES]
+        stands_ES = IS_OCCUPIED[inputs.stage_ES]
         blended_ES = stands_ES & (inputs.alpha_ES > 0)
         change_E = np.where(inputs.rolled_back_E, 0.0, change_E)
         share_E = change_E / np.maximum(blended_ES.sum(axis=1), 1)

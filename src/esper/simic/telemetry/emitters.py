@@ -50,7 +50,7 @@ from esper.leyline.payloads import (
 from esper.leyline.records import BatchSummary, Rollout, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.signals import CounterfactualGap, PanicKind
-from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.leyline.stage_masks import IS_LIVE
 from esper.leyline.telemetry import (
     EVENT_TYPE_OF,
     TelemetryConfig,
@@ -78,7 +78,6 @@ SLOT_EVENTS: Final = frozenset(
 )
 """Event types of slots."""
 
-_LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 DEAD_FRACTION: Final = 0.9
 """A layer is dead if more than this fraction of its gradient is exactly 0."""
@@ -159,7 +158,7 @@ def emit_step_completed(hub: TelemetryHub, device: str, record: StepRecord) -> N
     if not hub.records(_Kind.STEP_COMPLETED):
         return
     seen = record.signals
-    live_E = _LIVE[seen.slots.stage_ES].sum(axis=1)
+    live_E = IS_LIVE[seen.slots.stage_ES].sum(axis=1)
     payload = StepCompleted(
         train_loss_E=seen.train_loss_E.copy(),
         val_loss_E=seen.val_loss_E.copy(),

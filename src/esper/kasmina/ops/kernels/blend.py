@@ -149,7 +149,7 @@ class BlendRows(NamedTuple):
     gates: tuple[Tensor, Tensor] | None
     """Weight and bias `[G, C]` if an entry may have style GATE (`gates_fit` must hold)."""
     live: Tensor | None = None
-    """`[G]`, below 0 where nobody reads the gradient of the delta, as in `only_live`."""
+    """`[G]`, below 0 where nobody reads the gradient of the delta, as in `KernelScope.live_R`."""
     in_place: bool = False
     """Nobody reads the gradient of the delta of unused entries."""
 

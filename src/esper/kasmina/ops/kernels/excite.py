@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import if_live, is_padding
 from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
@@ -23,7 +24,6 @@ from esper.kasmina.ops.kernels.layout import (
     empty_activation,
     launched,
     live_rows,
-    only_live,
     skipping,
     stacked,
 )
@@ -197,7 +197,7 @@ class Squeeze(torch.autograd.Function):
             total = empty_activation(shape, dmeans, ctx.dtype)
         else:
             total = dense_pixels(dx[None] if alone else dx, ctx.dtype)
-        with only_live(ctx.live):
+        with kernel_scope(live_R=ctx.live):
             _run_spread(dmeans, total, add=dx is not None)
         return total[0] if alone else total
 
@@ -226,7 +226,7 @@ class Excite(torch.autograd.Function):
         x, factor = ctx.saved_tensors
         alone = x.ndim == 4
         x, factor, dy = (v[None] if alone else v for v in (x, factor, dy))
-        with only_live(ctx.live):
+        with kernel_scope(live_R=ctx.live):
             dx, dfactor = _run_excite_back(x, dy, factor)
         return (dx[0], dfactor[0]) if alone else (dx, dfactor)
 

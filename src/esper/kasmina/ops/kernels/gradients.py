@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.ops.kernels.layout import dense_pixels, live_rows, only_live, stacked
+from esper.kasmina.ops.kernel_scope import kernel_scope
+from esper.kasmina.ops.kernels.layout import dense_pixels, live_rows, stacked
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionKernels:
     """Kernels of a convolution; activations may have any layout, gradients have dense pixels.
 
-    They skip the rows that `layout.only_live` names.
+    They skip the rows that `KernelScope.live_R` names.
     """
 
     run: Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
@@ -53,7 +54,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        with only_live(ctx.live):
+        with kernel_scope(live_R=ctx.live):
             return Convolution._gradients(ctx, dy)
 
     @staticmethod

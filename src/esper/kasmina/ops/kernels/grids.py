@@ -28,7 +28,7 @@ def block_of(size, BLOCK: tl.constexpr):
 
 @triton.jit
 def if_live(live, row, count, SKIPS: tl.constexpr):
-    """Return `count` for a row that is computed, 0 for one that is skipped (`layout.only_live`)."""
+    """Return `count` for a row that is computed, 0 for one that `KernelScope.live_R` skips."""
     if SKIPS:
         count = tl.where(tl.load(live + row) > 0, count, 0)
     return count

@@ -9,16 +9,16 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import padded_channels
+from esper.leyline.errors import EsperError
 
 
 def pixel_stride(x: Tensor) -> int | None:
@@ -45,68 +45,17 @@ def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
     return out, step
 
 
-class Room:
-    """Space for rows that will be joined to an activation, behind those a kernel writes.
-
-    Whoever allocates the activation inside `leave_room` takes the space along, so that joining
-    copies only the new rows. Only for kernels whose output nothing else refers to, not even their
-    backward pass.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-        self._buffer: Tensor | None = None
-
-    def allocate(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Allocate an activation with room behind it."""
-        rows, *inside = shape
-        self._buffer = empty_activation((rows + self.rows, *inside), like)
-        return self._buffer[:rows]
-
-    def whole(self, h: Tensor) -> Tensor | None:
-        """Return `h` with the room behind it; None if it is not what was allocated here last."""
-        buffer = self._buffer
-        if buffer is None or h.data_ptr() != buffer.data_ptr():
-            return None
-        same = h.shape[1:] == buffer.shape[1:] and h.stride() == buffer.stride()
-        return buffer if same and len(h) + self.rows == len(buffer) else None
-
-
-_room: ContextVar[Room | None] = ContextVar("room", default=None)
-
-
-@contextmanager
-def leave_room(room: Room | None) -> Iterator[None]:
-    """Let activations inside the block have this room behind them."""
-    token = _room.set(room)
-    try:
-        yield
-    finally:
-        _room.reset(token)
-
-
-_live: ContextVar[Tensor | None] = ContextVar("live", default=None)
-
-
-@contextmanager
-def only_live(live_R: Tensor | None) -> Iterator[None]:
-    """Let kernels inside the block skip rows where `live_R` (float32) is not above 0.
-
-    At 0 zeros come out. Below 0, for padding, nobody reads what comes out: activations and their
-    gradients are left as they were allocated. None: all rows are computed. What a kernel saves for
-    backward includes it.
-    """
-    token = _live.set(live_R)
-    try:
-        yield
-    finally:
-        _live.reset(token)
-
-
 def live_rows(rows: int) -> Tensor | None:
-    """Return which of a kernel's rows are computed; None: all."""
-    live = _live.get()
-    return live if live is not None and len(live) == rows else None
+    """Return which of a kernel's rows are computed; None: all, as of one that all rows share."""
+    live = current_scope().live_R
+    if live is None or len(live) == rows:
+        return live
+    if rows == 1:
+        return None
+    raise EsperError(
+        f"kernel of {rows} rows: the mask of live rows has {len(live)}; "
+        "set `live_R` of the kernel scope to a mask of these rows, or to None"
+    )
 
 
 def skipping(rows: int, like: Tensor) -> tuple[Tensor, bool]:
@@ -116,9 +65,12 @@ def skipping(rows: int, like: Tensor) -> tuple[Tensor, bool]:
 
 
 def output_activation(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Allocate the output of a kernel, with the room that is asked for."""
-    room = _room.get()
-    return empty_activation(shape, like) if room is None else room.allocate(shape, like)
+    """Allocate the output of a kernel, with the headroom that is asked for."""
+    headroom = current_scope().headroom
+    if headroom is None:
+        return empty_activation(shape, like)
+    rows, *inside = shape
+    return headroom.hold(empty_activation((rows + headroom.rows, *inside), like))
 
 
 def empty_activation(

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import if_live, is_padding, left_of
 from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
@@ -27,7 +28,6 @@ from esper.kasmina.ops.kernels.layout import (
     launched,
     live_rows,
     next_power,
-    only_live,
     stacked,
 )
 from esper.kasmina.ops.kernels.placing import Placement, placed
@@ -259,7 +259,7 @@ class Normalise(torch.autograd.Function):
         given = x, weight, bias, statistics = ctx.saved_tensors
         alone = x.ndim == 4
         x, weight, bias, statistics, dy = (v[None] if alone else v for v in (*given, dy))
-        with only_live(ctx.live):
+        with kernel_scope(live_R=ctx.live):
             x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
             dx = empty_activation(x.shape, x)
             dw, db = run_backward(x, dy, weight, bias, statistics, ctx.groups, ctx.relu, dx)

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import block_of, if_live, is_padding
 from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
@@ -25,7 +26,6 @@ from esper.kasmina.ops.kernels.layout import (
     launched,
     live_rows,
     next_power,
-    only_live,
     skipping,
     stacked,
 )
@@ -174,7 +174,7 @@ class MaxPool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
         (winners,) = ctx.saved_tensors
-        with only_live(ctx.live):
+        with kernel_scope(live_R=ctx.live):
             if dy.ndim == 4:
                 return _gradient(winners[None], dy[None], *ctx.size)[0], None
             return _gradient(winners, dy, *ctx.size), None

@@ -207,20 +207,20 @@ class Return(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """(h, index, detach, room) -> h with copies of rows appended, optionally detached.
+    """(h, index, detach, whole) -> h with copies of rows appended, optionally detached.
 
-    `room`: the memory of `h` with as many rows behind it, which nothing else refers to; None: `h`
+    `whole`: the memory of `h` with as many rows behind it, which nothing else refers to; None: `h`
     is copied.
     """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, index: Tensor, detach: bool, room: Tensor | None) -> Tensor:
+    def forward(ctx: Any, h: Tensor, index: Tensor, detach: bool, whole: Tensor | None) -> Tensor:
         h = dense(h)
-        if room is None:
+        if whole is None:
             out = like_rows(h, len(h) + len(index))
             out[: len(h)].copy_(h)
         else:
-            out = room.view_as(room)
+            out = whole.view_as(whole)
         take_rows(h, index, out[len(h) :])
         ctx.layout = h.stride(), h.dtype
         ctx.rows, ctx.index, ctx.detach = len(h), index, detach
@@ -238,9 +238,9 @@ class Join(torch.autograd.Function):
         return own, None, None, None
 
 
-def join(h: Tensor, source: Tensor, detach: bool, room: Tensor | None = None) -> Tensor:
+def join(h: Tensor, source: Tensor, detach: bool, whole: Tensor | None = None) -> Tensor:
     """Typed `Join.apply`."""
-    out: Tensor = Join.apply(h, source, detach, room)
+    out: Tensor = Join.apply(h, source, detach, whole)
     return out
 
 
