@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from esper.growing.clock import JUDGED, MARGIN, NARROWEST, RESERVE, RESERVED, Clock
+from esper.growing.clock import MARGIN, NARROWEST, RESERVE, RESERVED, SPARE, Clock
 from esper.growing.runs import Row
 from esper.growing.trainers.job import Outcome
 from search_support import HOW, RECIPE, row
@@ -56,7 +56,8 @@ def test_a_reserve_is_kept_for_judging_and_the_report():
     assert made.left == pytest.approx(600 - RESERVE - RESERVED * 600)
     for judging in (9.0, 0.25, 0.1):  # the first one warms up: the median counts
         made.learn(planned(), outcome(1.0, judging=judging), 100)
-    reserve = RESERVE + RESERVED * 600 + JUDGED * 0.25 * 2.0
+    made.judged = 7
+    reserve = RESERVE + RESERVED * 600 + (7 + SPARE) * 0.25 * 2.0
     time.now = 150.0
     assert made.left == pytest.approx(600 - 50 - reserve)
     small, _ = clock(limit=2.0)

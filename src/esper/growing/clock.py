@@ -17,8 +17,8 @@ RESERVE: Final = 1.0
 """Seconds that are kept for the report."""
 RESERVED: Final = 0.01
 """Share of the time that is kept besides."""
-JUDGED: Final = 10
-"""Networks that may have to be judged at the end."""
+SPARE: Final = 2
+"""Networks that may have to be judged at the end, besides those that would be now."""
 
 
 class Clock:
@@ -40,6 +40,8 @@ class Clock:
         self._speeds: dict[tuple[int, object], tuple[float, float]] = {}
         """(variant, topology) -> (cost, its share of the seconds of a batch)."""
         self._judging: list[float] = []
+        self.judged = 1
+        """Networks that would be judged on test now."""
         self._unshared = 0.0
         """Seconds of a batch of the model as given, if nothing else trains."""
         self._ended: list[tuple[Row, float, float]] = []
@@ -60,7 +62,7 @@ class Clock:
         if math.isinf(self.limit):
             return math.inf
         judging = sorted(self._judging)[len(self._judging) // 2] if self._judging else 0.0
-        reserve = RESERVE + RESERVED * self.limit + JUDGED * judging * self._share
+        reserve = RESERVE + RESERVED * self.limit + (self.judged + SPARE) * judging * self._share
         return self.limit - self.seconds - min(reserve, 0.2 * self.limit)
 
     # ---- what is known of the speed -------------------------------------------------------

@@ -320,7 +320,9 @@ class Search:
         A run that was cut may end worse than it looks now, so it makes no other one dispensable.
         """
         rows, done = self.table.rows, finished(self.table.rows)
-        kept = frontier_numbers(rows) | frontier_numbers(done) | control_numbers(rows)
+        returned = frontier_numbers(rows) | control_numbers(rows)
+        self.clock.judged = len(returned)
+        kept = returned | frontier_numbers(done)
         kept |= {row.start for row in self.table.open_rows() if row.start is not None}
         gone = [row for row in done if row.saved and row.number not in kept]
         self._replace([replace(row, saved=False) for row in gone])
