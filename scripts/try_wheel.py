@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 import esper
-from esper import bench
+from esper_lab import bench
 
 
 def installed() -> None:

@@ -9,14 +9,14 @@ from torch import nn
 
 import esper
 from audit_support import SmallAudit
-from esper.audit.records import read_audit
-from esper.audit.regrets import RegretSettings
-from esper.audit.report import write_report
 from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink
 from esper.scripts.compare import main as compare
 from esper.scripts.train import main as train
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper_lab.audit.records import read_audit
+from esper_lab.audit.regrets import RegretSettings
+from esper_lab.audit.report import write_report
 from run_driver import small_run
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "6", "--batches-per-step", "1",

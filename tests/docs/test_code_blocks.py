@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from audit_support import FinishedAudit
-from esper import bench
 from esper.leyline import ActionMasks, LifecycleOp
-from esper.scripts.audit import RunAudit
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.compare.config import Compare
 from esper.scripts.train.config import read_train
@@ -22,6 +20,8 @@ from esper.scripts.train.learner_config import read_train_ppo
 from esper.tamiyo import Observation
 from esper.tamiyo.closed_loop import ClosedLoop
 from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
+from esper_lab import bench
+from esper_lab.commands.audit import RunAudit
 from view_support import ppo_run
 
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,10 @@ from esper.karn.tui.app import EsperTUI
 from esper.scripts import grow, train
 from esper.scripts import main as cli
 from esper.scripts.evaluate import read_evaluate
-from esper.scripts.sweep.config import read_sweep
-from esper.scripts.sweep.space import read_space
 from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.training.runs.kept_members import KeptMembers
+from esper_lab.sweep.config import read_sweep
+from esper_lab.sweep.space import read_space
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "commands.md").read_text()

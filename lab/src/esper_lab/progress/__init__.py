@@ -1,0 +1,1 @@
+"""Progress displays of the lab's commands."""
