@@ -1,7 +1,7 @@
 """Grows ResNet-8 to the size of ResNet-20 at half of training: copies against fresh blocks.
 
-    python lab/scripts/compare_twin.py --device cuda          CIFAR-10 in $ESPER_DATA_DIR, 4 seeds
-    python lab/scripts/compare_twin.py --quick                a few synthetic images on a CPU, seconds
+    python lab/scripts/compare_twin.py --device cuda     CIFAR-10 in $ESPER_DATA_DIR, 4 seeds
+    python lab/scripts/compare_twin.py --quick           a few synthetic images on a CPU, seconds
 
 All seeds are members of one population. ResNet-8 trains for the first half and is saved; both arms
 continue from that save, one with a twin in every slot (a copy of the stage's block with its current

@@ -17,7 +17,7 @@ def call(monkeypatch, *words: str) -> int:
 
 def test_every_command_is_a_module_with_a_door():
     for command in COMMANDS.values():
-        assert callable(importlib.import_module(f"esper.scripts.{command.module}").main)
+        assert callable(importlib.import_module(command.module).main)
 
 
 def test_help_names_every_command(monkeypatch, capsys):

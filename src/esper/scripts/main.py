@@ -10,7 +10,6 @@ import gc
 import importlib
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
@@ -18,40 +17,47 @@ import esper
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import REFUSED, exit_status_of
 from esper.scripts.cli.help import HELP_FLAGS
+from esper.scripts.cli.plugins import Command, Plugin, plugins, require_installed
 from esper.scripts.cli.streams import shows_life
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A subcommand."""
-
-    module: str
-    """Module in this package whose `main` runs it."""
-    summary: str
-    """One-line description for the help."""
-
-
 COMMANDS: Final = {
-    "train": Command("train", "train a population of hosts under a policy; ppo learns one"),
-    "eval": Command("evaluate", "evaluate a saved controller on fresh hosts"),
-    "compare": Command("compare", "compare policies and controllers on the same fresh hosts"),
-    "audit": Command("audit", "train many topologies in many contexts: what is deciding worth"),
-    "sweep": Command("sweep", "search settings of train ppo with Optuna"),
-    "bench": Command("bench", "judge policies on the records of audits, without training"),
-    "tasks": Command("tasks", "list tasks and the location of their data"),
-    "runs": Command("runs", "list runs and their progress"),
-    "doctor": Command("doctor", "show the environment: device, versions, executor, data"),
-    "grow": Command("grow", "grow your model on your data within a budget"),
-    "show": Command("show", "show the outcome of a run"),
-    "query": Command("query", "ask a run with SQL: rounds, seeds, members, events"),
-    "tui": Command("tui", "watch runs in the terminal, live or after their end"),
-    "export": Command("export", "write a network of a run as .onnx, .pt2 or .safetensors"),
-    "report": Command("report", "write the report of a run as one HTML page"),
-    "serve": Command("serve", "show runs in the browser, also while they are written"),
+    "train": Command(
+        "esper.scripts.train",
+        "train a population of hosts under a policy; ppo learns one",
+        works_long=True,
+    ),
+    "eval": Command(
+        "esper.scripts.evaluate", "evaluate a saved controller on fresh hosts", works_long=True
+    ),
+    "compare": Command(
+        "esper.scripts.compare",
+        "compare policies and controllers on the same fresh hosts",
+        works_long=True,
+    ),
+    "tasks": Command("esper.scripts.tasks", "list tasks and the location of their data"),
+    "runs": Command("esper.scripts.runs", "list runs and their progress"),
+    "doctor": Command(
+        "esper.scripts.doctor", "show the environment: device, versions, executor, data"
+    ),
+    "grow": Command(
+        "esper.scripts.grow", "grow your model on your data within a budget", works_long=True
+    ),
+    "show": Command("esper.scripts.show", "show the outcome of a run"),
+    "query": Command("esper.scripts.query", "ask a run with SQL: rounds, seeds, members, events"),
+    "tui": Command("esper.scripts.tui", "watch runs in the terminal, live or after their end"),
+    "export": Command(
+        "esper.scripts.export",
+        "write a network of a run as .onnx, .pt2 or .safetensors",
+        works_long=True,
+    ),
+    "report": Command(
+        "esper.scripts.report", "write the report of a run as one HTML page", works_long=True
+    ),
+    "serve": Command(
+        "esper.scripts.serve", "show runs in the browser, also while they are written"
+    ),
 }
-"""Subcommands by name."""
-LONG: Final = ("train", "eval", "compare", "audit", "bench", "grow", "export", "report")
-"""Those that work for long: on a terminal they show a clock while they print nothing."""
+"""Subcommands by name; other packages add theirs (`cli/plugins.py`)."""
 
 
 def main() -> int:
@@ -70,21 +76,38 @@ def dispatch(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"esper {esper.__version__}")
         return 0
-    if words[0] not in COMMANDS:
-        near = get_close_matches(words[0], COMMANDS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise EsperError(f"unknown command {words[0]!r}: {hint}valid: {', '.join(COMMANDS)}")
-    sys.argv = [f"esper {words[0]}", *words[1:]]
-    shown = words[0] in LONG and "--quiet" not in words
-    with shows_life(words[0]) if shown else nullcontext():
-        command = importlib.import_module(f"esper.scripts.{COMMANDS[words[0]].module}")
-        status: int = command.main()
+    return _run(words)
+
+
+def _run(words: list[str]) -> int:
+    name = words[0]
+    plugin = None if name in COMMANDS else _plugin(name)
+    command = COMMANDS[name] if plugin is None else plugin.command()
+    sys.argv = [f"esper {name}", *words[1:]]
+    shown = command.works_long and "--quiet" not in words
+    with shows_life(name) if shown else nullcontext():
+        main = plugin.main() if plugin else importlib.import_module(command.module).main
+        status: int = main()
     return status
 
 
+def _plugin(name: str) -> Plugin:
+    """The command of another package; raises if there is none of that name."""
+    found = plugins(COMMANDS)
+    if name in found:
+        return found[name]
+    require_installed(name)
+    known = [*COMMANDS, *found]
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise EsperError(f"unknown command {name!r}: {hint}valid: {', '.join(known)}")
+
+
 def _help() -> str:
+    summaries = {name: command.summary for name, command in COMMANDS.items()}
+    summaries |= {name: plugin.summary() for name, plugin in plugins(COMMANDS).items()}
     lines = ["usage: esper COMMAND [--help] [settings]", ""]
-    lines += [f"  {word:<8} {command.summary}" for word, command in COMMANDS.items()]
+    lines += [f"  {name:<8} {summary}" for name, summary in summaries.items()]
     lines += ["", "esper COMMAND --help lists the settings; esper --version prints the version."]
     return "\n".join(lines)
 
