@@ -75,7 +75,7 @@ def no_side_work():
     them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KeptMembers, "store_plain", lambda self, engine, seconds=0.0: None)
-        patch.setattr("esper.scripts.compare.baseline_process.START_AFTER", 3600.0)
+        patch.setattr("esper.compare.baseline_process.START_AFTER", 3600.0)
         yield
 
 

@@ -28,7 +28,7 @@ HEAVY = (
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
     "esper.scripts.train.learner_report",
-    "esper.scripts.compare.report",
+    "esper.compare.report",
     "dual_ab",
     "esper.simic.training.dual_ab",
 )

@@ -90,7 +90,7 @@ def benchmark(config: BenchmarkShare) -> None:
     from rich.console import Console
 
     from esper.leyline.codec import to_json
-    from esper.scripts.cli.report_files import json_bytes
+    from esper.storage.sealed_json import json_bytes
     from esper.tolaria.device_info import describe_device
     from esper.tolaria.runtime import set_deterministic_cublas
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esper.compare.judging import EVALUATION_SEED
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import run_command
-from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.simic.rewards.config import RewardConfig, RewardFamily, RewardMode
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import require_training_seed
 from esper.scripts.cli.command import run_command
-from esper.scripts.cli.report_files import json_bytes
+from esper.storage.sealed_json import json_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from audit_support import FinishedAudit
+from esper.compare.config import Compare
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.compare.config import Compare
 from esper.scripts.train.config import read_train
 from esper.scripts.train.learner_config import read_train_ppo
 from esper.tamiyo import Observation

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from esper.compare.config import Compare
 from esper.leyline import statistics
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.compare.config import Compare
 from esper.tamiyo.grammar import WORDS, parse_all
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()

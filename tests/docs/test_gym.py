@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
 
+from esper.compare import Compare, compare_policies
+from esper.compare.policies import make_entry
 from esper.gym.settings import EnvSettings
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline.actions import HEAD_CHOICES, ActionHead
-from esper.scripts.compare import Compare, compare_policies
-from esper.scripts.compare.policies import make_entry
 from esper.simic.training.config import TaskConfig
 from esper.tamiyo.features import FEATURE_NAMES
 from esper.tamiyo.grammar import parse

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.compare import Compare
 from esper.nissa.trackers.names import LIBRARIES
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.compare import Compare
 from esper.scripts.grow import Grow
 from esper.scripts.train.learner_config import read_train_ppo
 

@@ -11,10 +11,10 @@ from multiprocessing import active_children, resource_tracker
 import pytest
 import torch
 
+from esper.compare import baseline_process
+from esper.compare.baseline_process import BaselineProcess
+from esper.compare.judging import judge_baselines
 from esper.leyline.codec import to_json
-from esper.scripts.compare import baseline_process
-from esper.scripts.compare.baseline_process import BaselineProcess
-from esper.scripts.compare.judging import judge_baselines
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from support import refused
 

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from esper.compare import Compare, compare_policies, policy_jobs
+from esper.compare import folder as compare_folder
+from esper.compare.comparison import METRICS, Comparison
+from esper.compare.folder import result_path
+from esper.compare.policies import make_entry
 from esper.jobs.settings import JobSettings
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import EVALUATION_SEEDS
-from esper.scripts.compare import Compare, compare_policies, main, policy_jobs
-from esper.scripts.compare import folder as compare_folder
-from esper.scripts.compare.comparison import METRICS, Comparison
-from esper.scripts.compare.folder import result_path
-from esper.scripts.compare.policies import make_entry
+from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import seal

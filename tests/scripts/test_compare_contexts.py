@@ -9,14 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.compare import Compare, compare_policies
+from esper.compare.comparison import Comparison
+from esper.compare.folder import SETTINGS
+from esper.compare.matching import first_reaching, matching_compute
+from esper.compare.policies import make_entry
 from esper.leyline import NO_BLUEPRINT, statistics
 from esper.leyline.context import PLANNED, VARIED, ContextSpec, Range
 from esper.leyline.errors import EsperError
-from esper.scripts.compare import Compare, compare_policies, main
-from esper.scripts.compare.comparison import Comparison
-from esper.scripts.compare.folder import SETTINGS
-from esper.scripts.compare.matching import first_reaching, matching_compute
-from esper.scripts.compare.policies import make_entry
+from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
@@ -92,7 +93,7 @@ def test_all_policies_meet_the_same_contexts_whatever_they_may_grow(tmp_path):
 
 
 def test_contexts_do_not_depend_on_the_blueprints_of_a_policy(tmp_path):
-    from esper.scripts.compare.host_runs import HostRunner, draw_limits
+    from esper.compare.host_runs import HostRunner, draw_limits
 
     spec = TASK.spec()
     data, population = spec.load(), TINY.population

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.compare import Compare, compare_policies
+from esper.compare.folder import result_path
+from esper.compare.policies import make_entry
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
-from esper.scripts.compare import Compare, compare_policies
-from esper.scripts.compare.folder import result_path
-from esper.scripts.compare.policies import make_entry
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward

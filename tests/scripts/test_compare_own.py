@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.compare import Compare, compare_policies
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
 from esper.scripts import train
-from esper.scripts.compare import Compare, compare_policies, main
+from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
 
 TASK = TaskConfig("synthetic", episode_length=4, batches_per_step=1, batch_size=16)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.compare import Compare, compare_policies
+from esper.compare.comparison import METRICS, PolicyDone
 from esper.leyline import statistics
-from esper.scripts.compare import Compare, compare_policies
-from esper.scripts.compare.comparison import METRICS, PolicyDone
 from esper.simic.training.config import TaskConfig
 from support import refused
 from tracker_support import stand_in

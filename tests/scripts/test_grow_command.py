@@ -19,9 +19,9 @@ from esper.growing.progress import ProgressPrinter
 from esper.growing.result import GrowResult
 from esper.karn.views import run_summary
 from esper.scripts import export, grow, report, runs, show
-from esper.scripts.cli.user_objects import read_csv, read_npz, user_files
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
+from esper.tasks.user_objects import read_csv, read_npz, user_files
 from support import refused
 
 MINE = """

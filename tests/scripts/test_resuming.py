@@ -6,10 +6,10 @@ import shlex
 
 import pytest
 
+from esper.compare import policy_jobs
+from esper.karn.resuming import resumable
 from esper.karn.views import RunState, run_summary
-from esper.scripts.cli.resuming import resumable
 from esper.scripts.compare import main as compare
-from esper.scripts.compare import policy_jobs
 
 TINY = ("--task", "synthetic", "--episode-length", "2", "--batches-per-step", "1",
         "--batch-size", "8", "--device", "cpu", "--seeds", "2", "--quiet")  # fmt: skip

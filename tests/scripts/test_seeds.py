@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from esper.compare.config import Compare
 from esper.kasmina import Population
 from esper.leyline.seeds import EVALUATION_SEEDS, MAX_SEED
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa.readers import read_jsonl, read_parquet
 from esper.scripts import train
-from esper.scripts.compare.config import Compare
 from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.training.config import TrainingConfig

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from esper.compare.judging import EVALUATION_SEED
 from esper.leyline.codec import to_json
 from esper.leyline.protocols import PolicyProtocol
 from esper.nissa.readers import read_jsonl
 from esper.scripts import evaluate
-from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train import main
 from esper.scripts.train.config import read_train

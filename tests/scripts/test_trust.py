@@ -14,7 +14,6 @@ from calibrate_score import _task_constants
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.scripts import compare, evaluate, runs, train
-from esper.scripts.cli.report_files import json_bytes
 from esper.scripts.cli.trust import require_trust
 from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train.config import read_train
@@ -24,6 +23,7 @@ from esper.simic.training.runs.checkpoint_store import STATE, CheckpointStore, S
 from esper.simic.training.runs.folder import RunFolder, read_config, read_info
 from esper.simic.training.runs.resume import check_changes
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.storage.sealed_json import json_bytes
 from resume_support import resumed_run
 from run_driver import small_run
 from support import refused

@@ -6,11 +6,11 @@ from dataclasses import fields
 
 import pytest
 
+from esper.compare.config import Compare
+from esper.compare.policies import make_entry
 from esper.leyline.actions import AlphaCurve, BlendStyle
 from esper.scripts import compare
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.compare.config import Compare
-from esper.scripts.compare.policies import make_entry
 from esper.scripts.train import main as train
 from esper.scripts.train.config import read_train
 from esper.tamiyo.grammar import parse

@@ -46,3 +46,12 @@ def require_at_most(where: str, value: int | None, most: int = MAX_COUNT) -> Non
         raise EsperError(f"{where}{shown(value)}: must be an integer")
     if value > most:
         raise EsperError(f"{where}{shown(value)}: must be {most:,} or less")
+
+
+def require_counts(most: int = MAX_COUNT, **counts: int) -> None:
+    """Raise if a flag's number is below 1 or above `most`."""
+    for name, value in counts.items():
+        flag = f"--{name.replace('_', '-')}"
+        require_at_most(f"{flag} ", value, most)
+        if value < 1:
+            raise EsperError(f"{flag} {value}: must be 1 or more")

@@ -24,7 +24,7 @@ from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 
 if TYPE_CHECKING:
-    from esper.scripts.compare.judging import Judged
+    from esper.compare.judging import Judged
 
 MEMBERS = 20
 """Default number of fresh members."""
@@ -66,8 +66,8 @@ def evaluate(words: Sequence[str]) -> None:
     """Parse, check, evaluate, report. Imports are local, so that --help is fast."""
     config, training = read_evaluate(words)
     spec = training.check()
-    from esper.scripts.compare.baseline_process import BaselineProcess
-    from esper.scripts.compare.judging import judge
+    from esper.compare.baseline_process import BaselineProcess
+    from esper.compare.judging import judge
     from esper.simic.training.runs.checkpoints import find_checkpoint
     from esper.storage.atomic import require_not_folders, require_writable
     from esper.tolaria.runtime import parse_device, set_deterministic_cublas
@@ -150,11 +150,11 @@ def report_paths(folder: Path, task: str) -> ReportPaths:
 
 def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
     """Write the files, then print the tables."""
+    from esper.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
+    from esper.karn.console import console_for_report
     from esper.karn.display import say
-    from esper.scripts.cli.console import console_for_report
     from esper.scripts.cli.report_files import json_file, write_before_printing
     from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
-    from esper.scripts.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
 
     places = report_paths(config.out, judged.result.task)
     run_report = RunReport(

@@ -61,8 +61,8 @@ def export(config: Export) -> None:
     """Write the network. Imports are local, so that --help is fast."""
     from esper.kasmina.export.export import export_model, require_suffix
     from esper.scripts.cli.run_paths import find_run
-    from esper.scripts.cli.user_objects import user_files
     from esper.storage.run_files import RUN
+    from esper.tasks.user_objects import user_files
 
     require_suffix(config.out)
     run = find_run(config.run)

@@ -21,16 +21,16 @@ import tyro
 
 from esper.growing.budget import Budget
 from esper.growing.settings import GrowSettings
+from esper.karn.resuming import command_line
 from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.output import say
-from esper.scripts.cli.resuming import command_line
 from esper.storage.sessions import resumed_by
 
 if TYPE_CHECKING:
     from esper.growing.result import GrowResult
-    from esper.scripts.cli.user_objects import UserFiles
+    from esper.tasks.user_objects import UserFiles
 
 T = TypeVar("T")
 Flags = Annotated[T, tyro.conf.OmitArgPrefixes]
@@ -86,7 +86,7 @@ def grow(config: Grow, words: Sequence[str]) -> None:
     from esper.growing.folder import require_grow_folder
     from esper.growing.ranks import ranks_of
     from esper.scripts.cli.run_paths import find_run
-    from esper.scripts.cli.user_objects import user_files
+    from esper.tasks.user_objects import user_files
 
     _check(config)
     require_trackers(config.track, "--track")
@@ -144,7 +144,7 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
 
 def _named(word: str, files: UserFiles) -> Any:
     """A loss or metric: its name, or an object of a user's file."""
-    from esper.scripts.cli.user_objects import is_reference
+    from esper.tasks.user_objects import is_reference
 
     return files.find(word) if is_reference(word) else word
 

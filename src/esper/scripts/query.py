@@ -90,8 +90,8 @@ def print_table(result: QueryResult, most: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from esper.karn.console import console_for_report
     from esper.karn.query.answers import table_rows
-    from esper.scripts.cli.console import console_for_report
 
     found = table_rows(result)
     wide = len(result.columns) > MOST_COLUMNS

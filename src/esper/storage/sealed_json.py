@@ -133,3 +133,22 @@ def _unique_entries(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
         raise ValueError(f"{shown(twice)} appears twice")
     return entries
+
+
+def json_bytes(record: object) -> bytes:
+    """Encode a record as strict JSON; non-finite numbers become null.
+
+    >>> json_bytes({"rate": float("nan"), "n": [1, 2.5]})
+    b'{\\n "rate": null,\\n "n": [\\n  1,\\n  2.5\\n ]\\n}\\n'
+    """
+    return (json.dumps(_without_nan(record), indent=1, allow_nan=False) + "\n").encode()
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _without_nan(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(part) for part in value]
+    return value

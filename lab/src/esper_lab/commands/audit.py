@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import tyro
 
 from esper.jobs.settings import JobSettings
+from esper.karn.console import moving
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import run_command
-from esper.scripts.cli.console import moving
 from esper.scripts.cli.output import say
 from esper.simic.agent.config import NO_PREFIX
 
@@ -102,8 +102,8 @@ class RunAudit(ComputeSettings):
     def check(self) -> None:
         """Check the settings before anything is loaded."""
         from esper.leyline.errors import EsperError
+        from esper.leyline.limits import require_counts
         from esper.leyline.seeds import require_training_seed
-        from esper.scripts.cli.flags import require_counts
 
         require_counts(MAX_NUMBER, contexts=self.contexts, topologies=self.topologies)
         require_counts(MAX_MEMBERS, hosts=self.hosts, envs=self.envs)
@@ -182,7 +182,7 @@ def audit(config: RunAudit, words: Sequence[str]) -> None:
     `words`: the command line, to be repeated when the audit is interrupted.
     """
     config.check()
-    from esper.scripts.cli.resuming import command_line, resumable
+    from esper.karn.resuming import command_line, resumable
     from esper.scripts.cli.run_page import write_run_page
     from esper_lab.audit.presets import read_preset
 
@@ -258,7 +258,7 @@ def _processes(config: RunAudit) -> str:
 
 def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) -> None:
     """Run what is missing in the folder."""
-    from esper.scripts.cli.console import console_for_report
+    from esper.karn.console import console_for_report
     from esper_lab.audit.run import plan_pieces
     from esper_lab.progress.audit import AuditProgress
 
@@ -332,7 +332,7 @@ def _run_live(
 ) -> None:
     """Train the live policies, as far as they are missing; `static`: what they ended with."""
     from esper.jobs.run import JobList, run_jobs
-    from esper.scripts.cli.console import console_for_report
+    from esper.karn.console import console_for_report
     from esper_lab.audit.live import LiveRunner
     from esper_lab.audit.records import read_audit
     from esper_lab.progress.audit import AuditProgress
@@ -480,8 +480,8 @@ def report(path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from esper.karn.console import console_for_report
     from esper.leyline.statistics import student_estimate
-    from esper.scripts.cli.console import console_for_report
     from esper_lab.audit.records import read_audit, read_grown
     from esper_lab.audit.summary import planted_minus_grown, spread, summary_rows
 

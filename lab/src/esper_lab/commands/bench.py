@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import tyro
 
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.limits import require_counts
 from esper.scripts.cli.command import run_command
-from esper.scripts.cli.flags import require_counts
 from esper.scripts.cli.output import say
 
 if TYPE_CHECKING:
     from esper.scripts.cli.report_files import ReportFile
-    from esper.scripts.cli.user_objects import UserFiles
+    from esper.tasks.user_objects import UserFiles
     from esper_lab.audit.bench import Bench
     from esper_lab.audit.cases import TermsSpec
     from esper_lab.audit.leaderboard import OnPolicy, PolicyMaker, Row
@@ -101,7 +101,7 @@ def bench(config: RunBench) -> None:
     if not config.records:
         list_shipped(config.json)
         return
-    from esper.scripts.cli.user_objects import user_files
+    from esper.tasks.user_objects import user_files
 
     with user_files() as files:
         makers = find_policies(config, files)
@@ -166,8 +166,9 @@ def find_policies(config: RunBench, files: UserFiles) -> dict[str, PolicyMaker]:
 
 def judge(config: RunBench, makers: Mapping[str, PolicyMaker]) -> None:
     """Play all policies on all records; write files, then print."""
-    from esper.scripts.cli.console import moving
-    from esper.scripts.cli.report_files import json_bytes, write_before_printing
+    from esper.karn.console import moving
+    from esper.scripts.cli.report_files import write_before_printing
+    from esper.storage.sealed_json import json_bytes
     from esper_lab.audit.leaderboard import leaderboard
 
     with moving("reading records", config.quiet or config.json):
@@ -216,8 +217,8 @@ def load_records(config: RunBench) -> dict[str, Bench]:
 
 def show_progress(config: RunBench, stages: int) -> BenchProgress:
     """The display; JSON is not mixed with it."""
+    from esper.karn.console import console_for_report
     from esper.karn.terminal import Terminal
-    from esper.scripts.cli.console import console_for_report
     from esper_lab.progress.bench import BenchProgress
 
     console = Terminal(stderr=True) if config.json else console_for_report()

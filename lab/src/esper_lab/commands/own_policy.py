@@ -9,7 +9,7 @@ from esper.leyline.user_errors import user_code
 
 if TYPE_CHECKING:
     from esper.leyline.arrays import Bools, Ints
-    from esper.scripts.cli.user_objects import UserFiles
+    from esper.tasks.user_objects import UserFiles
     from esper_lab.audit.bench import Bench, Observation, SimulatedEpisodes
     from esper_lab.audit.leaderboard import PolicyMaker
     from esper_lab.audit.policies import Policy

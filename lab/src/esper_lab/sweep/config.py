@@ -12,10 +12,10 @@ import tyro
 
 from esper.jobs.settings import JobSettings
 from esper.leyline.errors import EsperError, install_hint, shorten
-from esper.leyline.limits import MAX_MEMBERS
+from esper.leyline.limits import MAX_MEMBERS, require_counts
 from esper.leyline.seeds import EVALUATION_SEEDS, require_training_seed
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.cli.flags import flag_value, int_flag_value, require_counts
+from esper.scripts.cli.flags import flag_value, int_flag_value
 from esper.scripts.cli.trust import require_trust
 from esper.scripts.train.config import with_absolute_path
 from esper.scripts.train.learner_config import TrainPPO

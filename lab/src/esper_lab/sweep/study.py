@@ -25,13 +25,12 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 import esper
+from esper.compare.folder import differences
 from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
-from esper.scripts.cli.report_files import json_bytes
-from esper.scripts.compare.folder import differences
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
-from esper.storage.sealed_json import read_document
+from esper.storage.sealed_json import json_bytes, read_document
 from esper_lab.progress.sweep import SweepProgress
 from esper_lab.sweep.config import Sweep
 from esper_lab.sweep.database import damage_is_one_line, require_sound

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.compare.host_runs import HostRunner, draw_limits
+from esper.compare.policies import controller_entry
 from esper.jobs.worker import Reporter
 from esper.leyline.arrays import Doubles
-from esper.scripts.compare.host_runs import HostRunner, draw_limits
-from esper.scripts.compare.policies import controller_entry
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord

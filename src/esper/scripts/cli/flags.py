@@ -11,8 +11,6 @@ from typing import Final, Literal
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from esper.leyline.context import NAMED_CONTEXTS, ContextSpec
-from esper.leyline.errors import EsperError
-from esper.leyline.limits import MAX_COUNT, require_at_most
 from esper.simic.training.schedules import WHOLE_RUN, Schedule
 from esper.tasks.context_files import context_text, read_context
 
@@ -144,15 +142,6 @@ def insert_flag_value(argv: Sequence[str], flag: str, value: str) -> list[str]:
         if word == flag and following.startswith("-"):
             filled.append(value)
     return filled
-
-
-def require_counts(most: int = MAX_COUNT, **counts: int) -> None:
-    """Raise if a flag's number is below 1 or above `most`."""
-    for name, value in counts.items():
-        flag = f"--{name.replace('_', '-')}"
-        require_at_most(f"{flag} ", value, most)
-        if value < 1:
-            raise EsperError(f"{flag} {value}: must be 1 or more")
 
 
 def unknown_flag(message: str, flags: Callable[[], Sequence[str]]) -> str:

@@ -5,14 +5,13 @@ Printing may block forever (`| less`); results are on disk by then.
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from esper.karn.heartbeat import phase
 from esper.storage.atomic import write_atomic
+from esper.storage.sealed_json import json_bytes
 
 ReportFile = tuple[Path, Callable[[Path], None]]
 """A path and the function that writes it."""
@@ -44,22 +43,3 @@ def _write(path: Path, write: Callable[[Path], None]) -> OSError | None:
     except OSError as error:
         return error
     return None
-
-
-def json_bytes(record: object) -> bytes:
-    """Encode a record as strict JSON; non-finite numbers become null.
-
-    >>> json_bytes({"rate": float("nan"), "n": [1, 2.5]})
-    b'{\\n "rate": null,\\n "n": [\\n  1,\\n  2.5\\n ]\\n}\\n'
-    """
-    return (json.dumps(_finite(record), indent=1, allow_nan=False) + "\n").encode()
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return value

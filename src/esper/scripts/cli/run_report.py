@@ -14,13 +14,13 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from esper.karn.console import console_for_report
 from esper.karn.display import say
 from esper.karn.growth_picture import Curve, LifeLines, draw_growth
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.signals import NO_BLUEPRINT
-from esper.scripts.cli.console import console_for_report
 from esper.scripts.cli.report_files import ReportFile, json_file
 from esper.tolaria.round_results import RunResult
 

@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import tyro
 
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
+from esper.leyline.limits import require_counts
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import QUEUE_SIZE, TelemetryConfig, TelemetryLevel
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.cli.flags import (
-    flag_value,
-    insert_flag_value,
-    int_flag_value,
-    require_counts,
-)
+from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value
 from esper.scripts.cli.help import HELP_FLAGS
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX

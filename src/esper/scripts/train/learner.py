@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from esper.scripts.compare.baseline_process import BaselineProcess
-from esper.scripts.compare.judging import Judged, judge
+from esper.compare.baseline_process import BaselineProcess
+from esper.compare.judging import Judged, judge
 from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.recording import event_files, show_progress

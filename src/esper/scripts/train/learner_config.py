@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from esper.leyline.errors import EsperError, shown
-from esper.leyline.limits import MAX_MEMBERS
+from esper.leyline.limits import MAX_MEMBERS, require_counts
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value, require_counts
+from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value
 from esper.scripts.cli.trust import require_trust
 from esper.scripts.train.config import (
     RUNS,

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from esper.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
+from esper.karn.console import console_for_report
 from esper.karn.display import say
 from esper.karn.learning_picture import LearningCurves, Level, draw_learning
 from esper.leyline.codec import Json, to_json
-from esper.scripts.cli.console import console_for_report
 from esper.scripts.cli.report_files import json_file, write_before_printing
 from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
-from esper.scripts.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
 from esper.scripts.train.learner import Learnt
 from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.history import RoundRecord

@@ -14,11 +14,11 @@ from typing import Final
 
 import torch
 
+from esper.compare.baseline_process import has_second_process
+from esper.compare.judging import BASELINES, SEARCH
+from esper.karn.console import console_for_report
 from esper.karn.display import say
 from esper.plotting.durations import format_duration
-from esper.scripts.cli.console import console_for_report
-from esper.scripts.compare.baseline_process import has_second_process
-from esper.scripts.compare.judging import BASELINES, SEARCH
 from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.plan_probe import (

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import esper
+from esper.compare.comparison import ComparisonSettings, PolicyResult
+from esper.compare.config import Compare
+from esper.compare.policies import Identity
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.report_files import json_bytes
-from esper.scripts.compare.comparison import ComparisonSettings, PolicyResult
-from esper.scripts.compare.config import Compare
-from esper.scripts.compare.policies import Identity
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.run_files import POLICIES as POLICIES
 from esper.storage.run_files import SETTINGS as SETTINGS
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import json_bytes, read_document, seal
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.runtime import parse_device
 

@@ -17,11 +17,11 @@ from typing import Final, Self
 
 import torch
 
+from esper.compare.judging import PolicyRun, judge_baselines
 from esper.jobs.messages import Died, Failed, Finished
 from esper.jobs.processes import ProcessWorkers
 from esper.jobs.worker import Reporter
 from esper.leyline.errors import EsperError
-from esper.scripts.compare.judging import PolicyRun, judge_baselines
 from esper.simic.distributed.environment import world_size
 from esper.simic.training.config import TrainingConfig
 from esper.tolaria.runtime import parse_device

@@ -16,10 +16,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from esper.compare.policies import PolicyEntry
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.protocols import EngineListener, PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
-from esper.scripts.compare.policies import PolicyEntry
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import PopulationConfig
 from esper.tamiyo.asha import AshaPolicy, AshaState

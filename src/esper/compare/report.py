@@ -12,18 +12,13 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from esper.karn.display import say
+from esper.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric
+from esper.compare.matching import matching_compute
 from esper.karn.frontier_picture import PolicyPoint, draw_frontier
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import FIXED, NAMED_CONTEXTS, ContextSpec
 from esper.leyline.statistics import Estimate
 from esper.plotting.labels import shorten_label
-from esper.scripts.cli.console import console_for_report
-from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing
-from esper.scripts.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric
-from esper.scripts.compare.folder import ReportPaths, report_paths, unwritable
-from esper.scripts.compare.matching import matching_compute
-from esper.storage.atomic import write_atomic
 
 TOPOLOGIES_SHOWN: Final = 3
 LABEL_SHOWN: Final = 24
@@ -32,34 +27,6 @@ NOTE: Final = (
     "Above: interquartile means over hosts, 95 % bootstrap intervals; dashed: Pareto front. "
     "P: probability that a host is better than one of the reference."
 )
-
-
-def report(found: Comparison, folder: Path) -> None:
-    """Write plot, report and numbers to the folder, then print the tables."""
-    places = report_paths(folder)
-    text = markdown(found, places.picture.name).encode(errors="backslashreplace")
-    files: tuple[ReportFile, ...] = (
-        json_file(places.numbers, numbers(found)),
-        (places.report, lambda path: write_atomic(path, text)),
-        (places.picture, lambda path: draw(path, found)),
-    )
-    try:
-        with write_before_printing(*files):
-            _print(found, places)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-
-
-def _print(found: Comparison, places: ReportPaths) -> None:
-    console = console_for_report()
-    console.print(score_table(found))
-    console.print(cost_table(found))
-    for match in matching_compute(found):
-        if match.metric == "score":
-            runs = f"compute of asha that scores as much, in runs of {match.label}"
-            say(console, f"N* of {match.label}: {match} ({runs})")
-    for word, path in places._asdict().items():
-        say(console, f"{word}: {path}")
 
 
 def title_of(found: Comparison) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.user_errors import user_code
-from esper.scripts.cli.user_objects import UserFiles
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.policy import Policy
+from esper.tasks.user_objects import UserFiles
 
 
 def own_policy(files: UserFiles, word: ParsedPolicy) -> tuple[Callable[[], Policy], Policy]:

@@ -16,19 +16,19 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from esper.karn.heartbeat import phase
-from esper.leyline.arrays import Doubles, Ints
-from esper.leyline.codec import Json, to_json
-from esper.leyline.seeds import EVALUATION_SEEDS
-from esper.leyline.statistics import t_interval
-from esper.scripts.compare.host_runs import HostRun, HostRunner, draw_limits
-from esper.scripts.compare.policies import (
+from esper.compare.host_runs import HostRun, HostRunner, draw_limits
+from esper.compare.policies import (
     PolicyEntry,
     asha_entry,
     baseline_entry,
     controller_entry,
     static_final_entry,
 )
+from esper.karn.heartbeat import phase
+from esper.leyline.arrays import Doubles, Ints
+from esper.leyline.codec import Json, to_json
+from esper.leyline.seeds import EVALUATION_SEEDS
+from esper.leyline.statistics import t_interval
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig

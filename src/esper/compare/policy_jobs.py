@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from esper.compare.comparison import PolicyResult, SearchCompute
+from esper.compare.config import Compare
+from esper.compare.folder import SavedResult, read_result, result_path, save_result
+from esper.compare.host_runs import HostRunner, combine, draw_limits
+from esper.compare.policies import PolicyEntry, make_entry
 from esper.jobs.worker import Reporter
-from esper.scripts.cli.user_objects import UserFiles
-from esper.scripts.compare.comparison import PolicyResult, SearchCompute
-from esper.scripts.compare.config import Compare
-from esper.scripts.compare.folder import SavedResult, read_result, result_path, save_result
-from esper.scripts.compare.host_runs import HostRunner, combine, draw_limits
-from esper.scripts.compare.policies import PolicyEntry, make_entry
 from esper.tamiyo.grammar import parse_all
 from esper.tasks.scoring import charge_length
 from esper.tasks.spec import TaskSpec
+from esper.tasks.user_objects import UserFiles
 from esper.tolaria.device_info import describe_device
 
 

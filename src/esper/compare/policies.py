@@ -17,15 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from esper.compare.comparison import PolicyResult
+from esper.compare.config import Compare
+from esper.compare.own_policies import own_policy
 from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
-from esper.scripts.cli.user_objects import UserFiles
-from esper.scripts.compare.comparison import PolicyResult
-from esper.scripts.compare.config import Compare
-from esper.scripts.compare.own_policies import own_policy
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
@@ -53,6 +52,7 @@ from esper.tamiyo.policy import Policy, PolicyClient
 from esper.tamiyo.replay import require_same_names
 from esper.tamiyo.topology_table import read_table
 from esper.tasks.spec import TaskSpec
+from esper.tasks.user_objects import UserFiles
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.runtime import parse_device
 

@@ -13,10 +13,9 @@ import tyro
 from esper.jobs.settings import JobSettings
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import MAX_MEMBERS
+from esper.leyline.limits import MAX_MEMBERS, require_counts
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
 from esper.nissa.trackers.names import TrackerName, require_trackers
-from esper.scripts.cli.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.tamiyo.heuristic import HeuristicConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Literal
 
-from esper.scripts.compare.comparison import ComparedPolicy, Comparison
+from esper.compare.comparison import ComparedPolicy, Comparison
 
 METRICS: Final = ("score", "score_test")
 CLOSED_LOOPS: Final = ("controller", "heuristic", "own:")

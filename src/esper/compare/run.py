@@ -13,16 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper.jobs.messages import StepDone
-from esper.jobs.run import run_jobs
-from esper.karn.compare_progress import CompareProgress
-from esper.leyline.codec import to_json
-from esper.leyline.statistics import interquartile_estimate
-from esper.leyline.user_errors import user_callback
-from esper.nissa.trackers.tracking import track_run
-from esper.scripts.cli.resuming import resumable
-from esper.scripts.cli.user_objects import user_files
-from esper.scripts.compare.comparison import (
+from esper.compare.comparison import (
     Comparison,
     ComparisonSettings,
     PolicyDone,
@@ -30,29 +21,49 @@ from esper.scripts.compare.comparison import (
     compare_results,
     metric_means,
 )
-from esper.scripts.compare.config import Compare
-from esper.scripts.compare.folder import (
+from esper.compare.config import Compare
+from esper.compare.folder import (
     POLICIES,
     open_folder,
     read_result,
     result_path,
     settings_of_comparison,
 )
-from esper.scripts.compare.host_runs import hosts_at_once
-from esper.scripts.compare.policies import PolicyEntry
-from esper.scripts.compare.policy_jobs import (
+from esper.compare.host_runs import hosts_at_once
+from esper.compare.policies import PolicyEntry
+from esper.compare.policy_jobs import (
     PolicyJobs,
     PolicyWorker,
     entries_of,
     make_worker,
     with_sources,
 )
+from esper.jobs.messages import StepDone
+from esper.jobs.run import run_jobs
+from esper.karn.compare_progress import CompareProgress
+from esper.karn.console import console_for_report
+from esper.karn.resuming import resumable
+from esper.leyline.codec import to_json
+from esper.leyline.statistics import interquartile_estimate
+from esper.leyline.user_errors import user_callback
+from esper.nissa.trackers.tracking import track_run
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sessions import SessionLog, recorded_session
 from esper.tasks.spec import TaskSpec
+from esper.tasks.user_objects import user_files
 
 OnRound = Callable[[PolicyDone], None]
 OnEnd = Callable[[Comparison, Path], None]
+
+
+def compare_policies(config: Compare, on_round: OnRound | None = None) -> Comparison:
+    """Compare policies on the same hosts, with the first as reference.
+
+    Results are saved in the config's folder; existing ones are reused. `on_round`: called for every
+    policy that ran, once its result is saved; what it raises ends the comparison.
+    """
+    config.check()
+    return run_comparison(config, console_for_report(), on_round)
 
 
 def run_comparison(
