@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from esper.scripts import audit, bench
 from esper_lab.audit import report
 from esper_lab.audit.records import read_audit
+from esper_lab.commands import audit, bench
 
 FLAGS = [
     "synthetic", "--contexts", "2", "--topologies", "3", "--hosts", "2", "--envs", "8", "--quiet",

@@ -1,0 +1,11 @@
+"""Settings every test of the lab runs under: those of the product."""
+
+from __future__ import annotations
+
+from suite import full_precision as full_precision
+from suite import no_settings_left_behind as no_settings_left_behind
+from suite import no_side_work as no_side_work
+from suite import pytest_collection_finish as pytest_collection_finish
+from suite import pytest_collection_modifyitems as pytest_collection_modifyitems
+from suite import pytest_configure as pytest_configure
+from suite import trial_of_vmap_once as trial_of_vmap_once
