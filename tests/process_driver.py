@@ -20,8 +20,6 @@ from typing import NoReturn
 
 from esper.scripts.main import main
 
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))
-
 HEAVY = (
     "torch._dynamo",
     "scipy.stats",
@@ -29,8 +27,6 @@ HEAVY = (
     "matplotlib.backends.backend_agg",
     "esper.scripts.train.learner_report",
     "esper.compare.report",
-    "dual_ab",
-    "esper.simic.training.dual_ab",
 )
 """What commands import, which would take seconds in every process anew."""
 STREAMS = ("stdin", "stdout", "stderr")
@@ -45,9 +41,8 @@ def become(words: list[str], cwd: str, descriptors: list[str]) -> int:
     os.chdir(cwd)
     for number, target in enumerate(descriptors):
         connect(number, target)
-    module, *flags = words
-    sys.argv = [module, *flags]
-    return main() if module == "esper" else importlib.import_module(module).main()
+    sys.argv = ["esper", *words]
+    return main()
 
 
 def connect(number: int, target: str) -> None:

@@ -6,11 +6,14 @@ import fcntl
 import os
 import pty
 import struct
+import sys
 import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+LONGEST = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,13 @@ def watch_command(python: str, words: list[str], folder: Path) -> Watched:
 
 def _text(parts: list[bytes]) -> str:
     return b"".join(parts).decode(errors="replace")
+
+
+def speaks(words: list[str], place: Path) -> None:
+    """`esper WORDS` prints something at least every `LONGEST` seconds."""
+    found = watch_command(sys.executable, words, place)
+    assert found.status == 0, found.output[-2000:]
+    assert found.longest.seconds <= LONGEST, (
+        f"esper {words[0]} was silent for {found.longest.seconds:.1f} s after "
+        f"{found.longest.after[-200:]!r}"
+    )

@@ -1,4 +1,4 @@
-"""Small real runs of every kind, for tests of what people look at."""
+"""Small real runs of every kind that the product writes, for tests of what people look at."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import numpy as np
 from torch import nn
 
 import esper
-from audit_support import SmallAudit
 from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink
 from esper.scripts.compare import main as compare
 from esper.scripts.train import main as train
 from esper.simic.training.vectorized import train_ppo_vectorized
-from esper_lab.audit.records import read_audit
-from esper_lab.audit.regrets import RegretSettings
-from esper_lab.audit.report import write_report
 from run_driver import small_run
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "6", "--batches-per-step", "1",
@@ -62,11 +58,4 @@ def compare_run(path: Path) -> Path:
     tiny = [word for word in TINY if word != "--envs"]
     tiny.remove("2")
     assert compare(["wait", "random", *tiny, "--seeds", "2", "--out", str(path)]) == 0
-    return path
-
-
-def audit_run(path: Path) -> Path:
-    """Two contexts, four topologies, two hosts, and its report."""
-    SmallAudit().run(path)
-    write_report(path, read_audit(path), RegretSettings(draws=2, folds=2))
     return path

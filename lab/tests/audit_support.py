@@ -15,6 +15,8 @@ from esper_lab.audit.live import LiveRunner
 from esper_lab.audit.live_policies import LIVE_POLICIES, LiveMaker
 from esper_lab.audit.presets import SMALL, Preset
 from esper_lab.audit.records import Audit, read_audit
+from esper_lab.audit.regrets import RegretSettings
+from esper_lab.audit.report import write_report
 from esper_lab.audit.run import (
     AuditRunner,
     AuditSettings,
@@ -79,3 +81,10 @@ class FinishedAudit:
 def live_policies(names: Sequence[str]) -> dict[str, LiveMaker]:
     """Some of the built-in live policies."""
     return {name: LIVE_POLICIES[name] for name in names}
+
+
+def audit_run(path: Path) -> Path:
+    """Two contexts, four topologies, two hosts, and its report."""
+    SmallAudit().run(path)
+    write_report(path, read_audit(path), RegretSettings(draws=2, folds=2))
+    return path

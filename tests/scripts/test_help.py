@@ -8,7 +8,7 @@ from command_tables import help_of
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.help import FITS, RUN, TOPICS, USUAL, render
 
-LONG = ["esper train ppo", "esper train wait", "esper compare", "esper audit", "esper grow"]
+LONG = ["esper train ppo", "esper train wait", "esper compare", "esper grow"]
 SCREEN = 56
 """Lines of a tall terminal."""
 
@@ -30,7 +30,7 @@ def test_short_help_fits_a_screen_and_names_every_flag(command, monkeypatch):
 
 
 def test_a_command_with_few_settings_shows_them_in_full():
-    shown = help_of("esper bench")
+    shown = help_of("esper query")
     assert sum(bool(setting.name) for setting in shown.settings) <= FITS
     assert render(shown, "") == render(shown, "all")
 

@@ -29,8 +29,6 @@ TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batche
         "--batch-size", "8", "--device", "cpu")  # fmt: skip
 LEARN = ("train", "ppo", *TINY, "--rounds", "1")
 ENDLESS = ("--rounds", "5000", "--telemetry-dir", "events")
-DUAL = ("dual_ab", *TINY[:8], "--device", "cpu", "--rounds", "1",
-        "--evaluation-envs", "2", "--out", "o")  # fmt: skip
 COMPARE = ("compare", "wait", "random", *TINY, "--seeds", "2", "--out", "o")
 
 
@@ -61,11 +59,10 @@ class Commands(RunServer):
     def run(
         self, cwd: Path, *words: object, stdin: str = os.devnull, stdout: str = "", stderr: str = ""
     ) -> Job:
-        """`esper WORDS`, or the script `dual_ab`; streams without a name go to the job's files."""
+        """`esper WORDS`; streams without a name go to the job's files."""
         output, errors = self.place()
-        module = words[0] == "dual_ab"
         pid = self.ask(
-            words=[*([] if module else ["esper"]), *map(str, words)],
+            words=[*map(str, words)],
             cwd=str(cwd),
             descriptors=[stdin, stdout or str(output), stderr or str(errors)],
         )
@@ -133,7 +130,6 @@ def test_no_other_command_loses_anything_either(commands, tmp_path, stream):
             *("settings.json", "sessions.json", "lock", "policies"),
             *("compare.png", "compare.md", "compare.json", "report.html"),
         },
-        DUAL: {f"dual_ab_synthetic_score_shaped.{end}" for end in ("json", "png")},
         ("train", "wait", *TINY, "--dry-run"): set(),
         ("tasks",): set(),
         ("doctor", "--task", "synthetic", "--envs", "2", "--device", "cpu"): set(),

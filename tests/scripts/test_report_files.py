@@ -7,10 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dual_ab import DualAb
-from dual_ab import compare as compare_rewards
 from esper.scripts import compare, evaluate, train
-from esper.scripts.cli.command import run_command
 from esper.scripts.cli.report_files import json_file, write_before_printing
 from esper.simic.training.runs.folder import RunFolder
 from loop_support import tiny_config
@@ -46,16 +43,11 @@ def run_compare(out: Path) -> int:
     return compare.main(["wait", *TINY, "--seeds", "2", "--quiet", "--out", str(out)])
 
 
-def run_dual(out: Path) -> int:
-    return run_command(DualAb, compare_rewards, [*TINY, "--rounds", "1", "--out", str(out)])
-
-
 IN_THE_WAY = [
     (run_train, "train_wait_synthetic.png"),
     (run_train, "train_wait_synthetic.json"),
     (run_compare, "settings.json"),
     (run_compare, "compare.md"),
-    (run_dual, "dual_ab_synthetic_score_shaped.json"),
 ]
 
 

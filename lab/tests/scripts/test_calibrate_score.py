@@ -160,3 +160,9 @@ def test_what_cannot_be_judged_is_refused_in_one_line(tmp_path: Path, capsys, ca
     error = capsys.readouterr().err
     assert hint in error
     assert error.count("\n") == 1
+
+
+def test_a_task_file_that_records_name_is_not_run(tmp_path: Path):
+    file = tmp_path / "theirs.py"
+    file.write_text("raise SystemExit('it was run')")
+    assert "--constants" in refused(lambda: _task_constants(str(file)))

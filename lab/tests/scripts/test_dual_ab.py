@@ -1,4 +1,4 @@
-"""scripts/dual_ab.py: table, plot and numbers."""
+"""lab/scripts/dual_ab.py: table, plot and numbers."""
 
 from __future__ import annotations
 
@@ -70,3 +70,11 @@ def test_bad_flags_are_refused_in_one_line(flags, word, tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert word in said
+
+
+def test_a_folder_in_the_way_of_the_report_is_refused_before_anything_runs(tmp_path, capsys):
+    name = "dual_ab_synthetic_score_shaped.json"
+    (tmp_path / name).mkdir()
+    assert call(*SMALL, "--out", tmp_path) == 2
+    assert f"{tmp_path / name} is a folder" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == [name]

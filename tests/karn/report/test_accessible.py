@@ -21,7 +21,7 @@ from esper.growing.result import GrowResult
 from esper.karn.report.page import page
 from esper.storage.sessions import recorded_session
 from serve_browser import CHROMIUM, FLAGS
-from view_support import audit_run, compare_run, grow_run, policy_run
+from view_support import compare_run, grow_run, policy_run
 from web_support import REQUIRED
 
 MODULES = Path(os.environ.get("ESPER_NODE_MODULES", "node_modules"))
@@ -76,7 +76,6 @@ def pages(tmp_path_factory, ppo) -> Path:
         "judged": page(judged(shutil.copytree(ppo, root / "judged"))),
         "compare": page(compare_run(root / "compare")),
         "interrupted": page(interrupted(root / "compare")),
-        "audit": page(audit_run(root / "audit")),
     }
     (root / "pages").mkdir()
     for name, text in texts.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from view_support import audit_run, compare_run, grow_run, policy_run
+from view_support import compare_run, grow_run, policy_run
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +22,3 @@ def grown(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def compared(tmp_path_factory) -> Path:
     return compare_run(tmp_path_factory.mktemp("compared") / "cmp")
-
-
-@pytest.fixture(scope="session")
-def audited(tmp_path_factory) -> Path:
-    return audit_run(tmp_path_factory.mktemp("audited") / "audit")

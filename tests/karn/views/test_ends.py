@@ -17,10 +17,7 @@ from esper.storage.sealed_json import read_document, seal
 COMMAND = "esper compare wait 'a b'"
 
 
-SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("audited", "grown")]
-
-
-@pytest.fixture(params=["compared", *SLOW_KINDS, "ppo"])
+@pytest.fixture(params=["compared", pytest.param("grown", marks=pytest.mark.slow), "ppo"])
 def copy(request, tmp_path) -> Path:
     """A run whose files are all as new as a copy's, or as old as an archive's."""
     shutil.copytree(request.getfixturevalue(request.param), tmp_path / request.param)
@@ -52,7 +49,7 @@ def test_times_survive_a_copy(copy, request):
 )
 def test_killed_interrupted_and_failed_are_told_apart(copy, end, state):
     change_last(copy, end=end, failure="no disk", ended="")
-    if copy.name in ("compared", "audited"):
+    if copy.name == "compared":
         change_last(copy, command=COMMAND)
     found = views.run_summary(copy)
     assert (found.state, found.problem) == (state, "no disk")
@@ -60,7 +57,6 @@ def test_killed_interrupted_and_failed_are_told_apart(copy, end, state):
         found.resume
         == {
             "compared": COMMAND,
-            "audited": COMMAND,
             "grown": "",
             "ppo": f"esper train ppo --resume {copy}",
         }[copy.name]

@@ -1,4 +1,4 @@
-"""Views of grow, compare, audit and policies that do not learn."""
+"""Views of grow, compare and policies that do not learn."""
 
 from __future__ import annotations
 
@@ -116,31 +116,8 @@ def test_a_comparison_that_recorded_no_session_yet_has_done_nothing(compared, tm
     assert (found.state, found.done, found.total) == (RunState.INTERRUPTED, 0, None)
 
 
-def test_an_audit_tells_topologies_and_contenders(audited):
-    found = views.run_summary(audited)
-    assert (found.kind, found.state, found.done) == (RunKind.AUDIT, RunState.FINISHED, 2)
-    points = views.read_frontier(audited)
-    assert len(points) == 4
-    assert sum(point.is_host for point in points) == 1
-    contenders = {one.label: one for one in views.read_contenders(audited)}
-    assert {"bare", "one", "regression"} <= contenders.keys()
-    text = (audited / "regrets.txt").read_text()
-    assert f"{contenders['bare'].score.value:.4f} (" in text
-    curves = views.read_curves(audited)
-    assert all(len(curve.points) == 4 for curve in curves)
-
-
-def test_unpacked_records_are_finished_if_they_are_whole(audited, tmp_path):
-    shutil.copytree(audited, tmp_path / "run")
-    (tmp_path / "run" / "sessions.json").unlink()
-    assert views.run_summary(tmp_path / "run").state is RunState.FINISHED
-    os.unlink(tmp_path / "run" / "records" / "context-0001.parquet")
-    found = views.run_summary(tmp_path / "run")
-    assert (found.state, found.progress) == (RunState.INTERRUPTED, 0.5)
-
-
-def test_every_view_reads_every_kind(policy, grown, compared, audited):
-    for run in (policy, grown, compared, audited):
+def test_every_view_reads_every_kind(policy, grown, compared):
+    for run in (policy, grown, compared):
         for name in (name for name in views.__all__ if name.startswith("read_")):
             json.dumps(to_plain(getattr(views, name)(run)), allow_nan=False)
         cursor = views.RunCursor(run)

@@ -38,10 +38,8 @@ def test_a_few_changed_folders_never_give_a_traceback(tmp_path, policy, grown):
 
 
 @pytest.mark.slow
-def test_1000_changed_folders_never_give_a_traceback(
-    tmp_path, ppo, policy, grown, compared, audited
-):
-    strangers = Strangers(tmp_path, (ppo, policy, grown, compared, audited))
+def test_1000_changed_folders_never_give_a_traceback(tmp_path, ppo, policy, grown, compared):
+    strangers = Strangers(tmp_path, (ppo, policy, grown, compared))
     broken = [said for seed in seeds(0, 1000) for said in strangers.complaints(seed)]
     require_none(broken, FOLDER_FUZZ, "1000")
 

@@ -24,6 +24,7 @@ from esper.karn.console import moving
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.help import add_topic
 from esper.scripts.cli.output import say
 from esper.simic.agent.config import NO_PREFIX
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from esper_lab.audit.rows import ContextRows
     from esper_lab.audit.run import AuditSettings, Piece
     from esper_lab.progress.audit import AuditProgress
+
+add_topic("population", ("hosts",), usual=("topologies", "hosts"))
+add_topic("live", ("live", "live-draws", "live-static", "live-picture-hosts"), usual=("live",))
 
 MAX_NUMBER: Final = 9999
 """Most contexts and topologies; files of contexts have four digits."""

@@ -13,7 +13,7 @@ import re
 import shutil
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -35,12 +35,11 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "search": ("slots", "widths", "lr", "optimizer", "weight-decay", "amp"),
     "population": (
-        "envs", "rollout-steps", "counterfactual-stride", "frozen-heads", "hosts", "processes",
+        "envs", "rollout-steps", "counterfactual-stride", "frozen-heads", "processes",
     ),
     "device": (
         "device", "profile", "executor", "precision", "kernels", "graphs", "data-placement",
     ),
-    "live": ("live", "live-draws", "live-static", "live-picture-hosts"),
     "learner": (
         "learning-rate", "epochs", "minibatches", "gamma", "gae-lambda", "clip", "value-clip",
         "value-coef", "entropy", "head-entropy", "exploration", "max-grad-norm", "target-kl",
@@ -57,14 +56,12 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
 }  # fmt: skip
 """Topic -> its settings, in the order shown. A setting with a prefix (`reward.mode`) belongs to the
 topic of that name."""
-USUAL: Final = frozenset(
-    {
-        "task", "contexts", "rent", "blueprints", "rounds", "seed", "seeds", "preset", "config",
-        "resume", "dry-run", "envs", "device", "profile", "learning-rate", "reward.mode",
-        "out", "quiet", "track", "train", "test", "demo", "params",
-        "minutes", "topologies", "hosts", "live", "heuristic.trigger",
-    }
-)  # fmt: skip
+USUAL: Final = {
+    "task", "contexts", "rent", "blueprints", "rounds", "seed", "seeds", "preset", "config",
+    "resume", "dry-run", "envs", "device", "profile", "learning-rate", "reward.mode",
+    "out", "quiet", "track", "train", "test", "demo", "params",
+    "minutes", "heuristic.trigger",
+}  # fmt: skip
 """Settings that the short help describes."""
 FITS: Final = 24
 """Settings that fit on a screen: a command with no more shows all of them."""
@@ -74,6 +71,13 @@ FORM_WIDTH: Final = 26
 WIDEST: Final = 100
 Raw = Callable[[], object]
 """Prints tyro's help and exits."""
+
+
+def add_topic(topic: str, settings: tuple[str, ...], usual: Iterable[str] = ()) -> None:
+    """Add settings of a command of another package to a topic, which may be new."""
+    known = TOPICS.get(topic, ())
+    TOPICS[topic] = (*known, *(name for name in settings if name not in known))
+    USUAL.update(usual)
 
 
 @dataclass(frozen=True, slots=True)
