@@ -1,4 +1,4 @@
-"""Generates the tables of docs/api.md from what modules offer and its docstrings.
+"""Generates the tables of docs/api.md and docs/bench.md from what modules offer and its docstrings.
 
 python scripts/api_tables.py       writes them anew
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
+LAB_PAGE = ROOT / "docs" / "bench.md"
 BLOCK = re.compile(r"<!-- (esper[a-z_.]*) -->\n.*?<!-- end -->", re.DOTALL)
 Defined = ast.FunctionDef | ast.ClassDef
 """What has a docstring."""
@@ -20,7 +21,8 @@ Defined = ast.FunctionDef | ast.ClassDef
 @cache
 def tree_of(module: str) -> ast.Module:
     """The source of a module; it is read, not imported, since some need what is not installed."""
-    path = ROOT.joinpath("src", *module.split("."))
+    above = ROOT / "lab" if module.startswith("esper_lab") else ROOT
+    path = above.joinpath("src", *module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return ast.parse(file.read_text())
 
@@ -108,4 +110,5 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    for page in (PAGE, LAB_PAGE):
+        page.write_text(written(page.read_text()))

@@ -1,4 +1,4 @@
-"""Generates the tables of docs/commands.md from `--help`.
+"""Generates the tables of docs/commands.md and docs/lab.md from `--help`.
 
 python tests/command_tables.py       writes them anew
 """
@@ -14,7 +14,8 @@ from unittest.mock import patch
 from esper.scripts.cli import help as command_help
 from esper.scripts.main import main
 
-PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = (DOCS / "commands.md", DOCS / "lab.md")
 BLOCK = re.compile(r"<!-- (esper [a-z -]+) --help -->\n.*?<!-- end -->", re.DOTALL)
 
 
@@ -55,4 +56,5 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(written(page.read_text()))

@@ -15,7 +15,6 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 from esper.scripts.main import main

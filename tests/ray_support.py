@@ -1,4 +1,4 @@
-"""Helpers for tests on Ray: commands, their workers and their deaths, a comparison and its results."""
+"""Helpers for tests on Ray: commands, their workers that are killed, and a comparison."""
 
 from __future__ import annotations
 

@@ -44,9 +44,6 @@ SMALL: Final = ("--episode-length", "5", "--batch-size", "4", "--batches-per-ste
 SMALL_RUN: Final = (*SMALL, "--envs", "1")
 SMALL_LEARNER: Final = (*SMALL_RUN, "--rounds", "2", "--epochs", "1", "--width", "8",
                         "--embedding", "4")  # fmt: skip
-SMALL_BENCH: Final = ("--policies", "bare", "--episodes", "1", "--quiet")
-SMALL_AUDIT: Final = ("--contexts", "1", "--topologies", "2", "--hosts", "1", "--grown", "0",
-                      "--quiet")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +88,6 @@ TABLES: Final = {
     "train": flags_of("esper train fixed"),
     "eval": flags_of("esper eval"),
     "compare": flags_of("esper compare"),
-    "audit": flags_of("esper audit"),
-    "bench": flags_of("esper bench"),
     "tasks": [("--json", ""), ("--data-dir", "PATH")],
     "query": flags_of("esper query"),
     "runs": [("--json", ""), ("--runs", "PATH")],
@@ -293,17 +288,13 @@ def _base_line(chance: random.Random) -> tuple[list[str], list[tuple[str, str]],
         return [*words, *SMALL, "--envs", "1"], TABLES["eval"], True
     if words[0] == "compare":
         return [*words, *SMALL, "--seeds", "1", "--quiet"], TABLES["compare"], True
-    if words[0] == "audit":
-        return [*words, *SMALL, *SMALL_AUDIT], TABLES["audit"], True
-    if words[0] == "bench" and len(words) > 1:
-        return [*words, *SMALL_BENCH], TABLES["bench"], True
     return list(words), TABLES[words[0]], True
 
 
 def _base_lines() -> list[list[str]]:
     """Commands of the page, the learner's as often as all others together."""
     # Seconds each; minutes; until they are stopped.
-    slow = {"cifar_baseline", "--demo", "sweep", "serve", "tui"}
+    slow = {"cifar_baseline", "--demo", "serve", "tui"}
     found = [words for words in page_commands() if not slow & set(words)]
     learner = [words for words in found if words[:2] == ["train", "ppo"]]
     others = [words for words in found if words[:2] != ["train", "ppo"]]

@@ -36,4 +36,4 @@ def test_what_a_module_offers_is_listed(module: str):
 
 
 def test_the_modules_for_users_are_listed():
-    assert {"esper", "esper.sklearn", "esper.gym", "esper_lab.bench"} <= set(MODULES)
+    assert {"esper", "esper.sklearn", "esper.gym"} <= set(MODULES)

@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import re
-import shlex
-import shutil
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from audit_support import FinishedAudit
 from esper.compare.config import Compare
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.train.config import read_train
 from esper.scripts.train.learner_config import read_train_ppo
 from esper.tamiyo import Observation
-from esper.tamiyo.closed_loop import ClosedLoop
 from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
-from esper_lab import bench
-from esper_lab.commands.audit import RunAudit
+from page_support import DOCS, ROOT, blocks, shell_lines
 from view_support import ppo_run
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
-
-
-def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if "```python\n" in p.read_text()], ids=lambda p: p.stem
 )
 def test_every_page_with_code_has_a_test_that_runs_it(page):
-    tests = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
+    folders = (ROOT / "tests", ROOT / "lab" / "tests")
+    tests = [file.read_text() for place in folders for file in place.rglob("test_*.py")]
     name = page.relative_to(DOCS).as_posix()
     named = (f'"{name}"', f"docs/{name}", f'"{page.name}"')
     folder = page.parent == DOCS / "tutorials" and "TUTORIALS = sorted"
@@ -59,34 +45,6 @@ def test_records_page(tmp_path, monkeypatch, capsys):
     first, *rounds = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{run.name} train finished 2 2 rounds")
     assert len(rounds) == 2
-
-
-def test_bench_page():
-    first, entry = blocks("docs/bench.md")
-    small = "{n: bench.BUILT_IN[n] for n in ('one', 'oracle')}, episodes_per_context=1"
-    names: dict[str, object] = {}
-    exec(first.replace("leaderboard(records)", f"leaderboard(records, {small})"), names)
-    assert names["curve"].accuracy.shape[-1] > 1
-    exec(entry.replace('"mine": Mine}', '"mine": Mine}, episodes_per_context=1'), names)
-    assert "mine" in {row.name for row in names["rows"]}
-    assert len(bench.names()) > 4
-
-
-@pytest.mark.slow
-def test_audit_pages(tmp_path, monkeypatch):
-    """docs/audit.md and docs/audit-analysis.md on a small audit in the folder that they name."""
-    small = FinishedAudit(tmp_path / "small")
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(tmp_path / "small", tmp_path / "out" / "audit_digits_impaired_small")
-    made = small.made
-    plan = lambda obs: np.zeros(obs.slots.stage_ES.shape, dtype=np.int64)  # noqa: E731
-    names: dict[str, object] = {
-        "folder": tmp_path / "live", "audit": small.audit, "spec": made.spec, "info": made.info,
-        "settings": replace(made.settings, envs=8), "data": made.data, "policy": ClosedLoop(plan),
-    }  # fmt: skip
-    for block in [*blocks("docs/audit.md"), *blocks("docs/audit-analysis.md")]:
-        exec(block, names)
-    assert names["score"].shape == names["final"].shape
 
 
 def test_ppo_page():
@@ -120,18 +78,10 @@ def test_contributing_shows_a_blueprint():
 
 COMMANDS = {
     "compare": lambda words: read_command_line(Compare, words).check(),
-    "audit": lambda words: read_command_line(RunAudit, words).check(),
     "train": lambda words: (
         read_train_ppo(words[1:]).check() if words[0] == "ppo" else read_train(words[0], words[1:])
     ),
 }
-
-
-def shell_lines(page: Path) -> list[list[str]]:
-    """Commands in blocks for the shell; lines that end in a backslash are joined."""
-    found = re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)
-    lines = "".join(found).replace("\\\n", " ").splitlines()
-    return [shlex.split(line, comments=True) for line in lines]
 
 
 @pytest.mark.parametrize("name", ["results.md", "gallery.md"])

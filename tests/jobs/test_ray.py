@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 
 from esper.jobs.settings import JobSettings
@@ -16,7 +9,6 @@ from ray_support import COMPARE, ON_RAY, compared, finish, kill_a_worker, start,
 from support import refused
 
 pytest.importorskip("ray", reason="needs pip install '.[ray]'")
-
 
 
 def test_a_comparison_on_ray_is_that_of_one_process_also_if_a_worker_or_the_command_is_killed(

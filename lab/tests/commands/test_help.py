@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from command_tables import help_of
@@ -30,6 +33,21 @@ def test_short_help_fits_a_screen_and_names_every_flag(command, monkeypatch):
     assert len(said.splitlines()) <= SCREEN
     assert max(map(len, said.splitlines())) <= 100
     assert [s.name for s in shown.settings if s.name and f"--{s.name}" not in said] == []
+
+
+@pytest.mark.parametrize("name", ["audit", "sweep", "bench"])
+def test_help_is_no_error_and_loads_no_torch(name):
+    code = (
+        "import sys\n"
+        "from esper.scripts.main import main\n"
+        f"sys.argv = ['esper', '{name}', '--help']\n"
+        "status = main()\n"
+        "print(status, sorted({'torch', 'scipy', 'optuna', 'pyarrow'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"usage: esper {name}")
+    assert done.stdout.splitlines()[-1] == "0 []"
 
 
 def test_settings_of_an_audit_have_their_topics():

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibrate_score import CalibrateScore, calibrate, judge, merge
+from calibrate_score import CalibrateScore, _task_constants, calibrate, judge, merge
 from esper.scripts.cli.command import run_command
+from support import refused
 
 KINDS = ("-", "small", "big")
 GAIN = {"-": 0.0, "small": 0.04, "big": 0.07}

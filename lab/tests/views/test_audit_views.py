@@ -69,6 +69,6 @@ def test_killed_interrupted_and_failed_are_told_apart(audited, tmp_path, end, st
 
 @pytest.mark.slow
 def test_200_changed_audits_never_give_a_traceback(tmp_path, audited):
-    strangers = Strangers(tmp_path, (audited,))
+    strangers = Strangers(tmp_path, (audited, audited))
     broken = [said for seed in seeds(0, 200) for said in strangers.complaints(seed)]
     require_none(broken, "lab/tests/views/test_audit_views.py", "200")

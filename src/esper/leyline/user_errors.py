@@ -23,10 +23,18 @@ MAX_ERROR_CHARS: Final = 300
 _NO_MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
 """How torch's allocators report that memory is exhausted."""
 _NO_EXIT: Final = "user code must not end the process: raise an error or return"
-_ESPER: Final = f"{Path(__file__).parents[1]}{os.sep}"
-_PYTHON: Final = f"{Path(os.__file__).parent}{os.sep}"
 _LIBRARIES: Final = f"{os.sep}site-packages{os.sep}"
+_not_users: list[str] = []
+"""Starts of the paths of code that is no user code, besides that of installed packages."""
 
+
+def count_as_library(folder: Path) -> None:
+    """Code in this folder is no user code, also where it is installed as editable."""
+    _not_users.append(f"{folder}{os.sep}")
+
+
+count_as_library(Path(__file__).parents[1])  # Esper
+count_as_library(Path(os.__file__).parent)  # Python
 
 _Exceptions = type[Exception] | tuple[type[Exception], ...]
 
@@ -93,7 +101,7 @@ def _location(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith((_ESPER, _PYTHON, "<")) and _LIBRARIES not in name:
+        if not name.startswith((*_not_users, "<")) and _LIBRARIES not in name:
             found = f" at {Path(name).name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
