@@ -40,12 +40,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow test test-modules test-kernels test-browser test-slow guardrail lint docs dist bench clean
+.PHONY: help setup run grow test test-modules test-lab test-kernels test-browser test-slow guardrail lint docs dist bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) $(WARM) ## make .venv and install esper in it (again only when the pins change)
+setup: $(STAMP) $(WARM) ## make .venv and install esper and the lab in it (again only when the pins change)
 
 $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
@@ -56,9 +56,9 @@ $(BASE): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e .
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	@echo "setup: installing esper[$(EXTRAS)] into $(VENV) at the versions of constraints.txt"
-	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setup: installing esper[$(EXTRAS)] and the lab into $(VENV) at the versions of constraints.txt"
+	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]' -e lab
 	@touch $(BASE) $@
 
 # Compiles what commands load; pip would compile every file it installs, for another half minute.
@@ -79,8 +79,8 @@ grow: setup ## grow small networks by a schedule, beside the hosts alone and the
 		--task digits_impaired --seeds 8 --out out/grow
 
 lint: $(STAMP) ## ruff, mypy and the import contracts
-	$(BIN)/ruff check src tests scripts
-	$(BIN)/ruff format --check src tests scripts
+	$(BIN)/ruff check src tests scripts lab
+	$(BIN)/ruff format --check src tests scripts lab
 	$(BIN)/mypy --num-workers $(JOBS)
 	$(BIN)/lint-imports --no-logo
 
@@ -91,8 +91,12 @@ test: ## lint beside the tests, all but the slow ones, kernels first
 test-modules: $(WARM) test-kernels
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --ignore $(KERNEL_TESTS)
 
-test-slow: setup ## the slow tests alone; those that need an extra say so and skip
+test-lab: setup ## the tests of the lab, all but the slow ones
+	cd lab && ../$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+
+test-slow: setup ## the slow tests of esper and the lab alone; those that need an extra say so and skip
 	$(BIN)/python -m pytest -m slow
+	cd lab && ../$(BIN)/python -m pytest -m slow
 	@ESPER_KERNEL_EXAMPLES=all $(MAKE) --no-print-directory test-kernels KERNEL_FLAGS="-m ''"
 
 $(KERNELS_STAMP): constraints.txt | $(BIN)/python
@@ -150,15 +154,18 @@ DIST_TOOLS := build==1.6.1 twine==7.0.0
 DIST_VENV  := .venv-dist
 WHEEL_VENV := .venv-wheel
 
-dist: ## build wheel and sdist, check them, and try the wheel in an empty environment
+dist: ## build wheels and sdists, check them, and try esper's in an empty environment, then the lab's
 	rm -rf dist $(DIST_VENV) $(WHEEL_VENV)
 	$(PYTHON) -m venv $(DIST_VENV)
 	$(DIST_VENV)/bin/python -m pip install -qq $(DIST_TOOLS)
 	$(DIST_VENV)/bin/python -m build --outdir dist .
+	$(DIST_VENV)/bin/python -m build --outdir dist lab
 	$(DIST_VENV)/bin/twine check --strict dist/*
 	$(PYTHON) -m venv $(WHEEL_VENV)
-	$(WHEEL_VENV)/bin/python -m pip install -qq -c constraints.txt dist/*.whl
+	$(WHEEL_VENV)/bin/python -m pip install -qq -c constraints.txt dist/esper_morph-*.whl
 	cd dist && ../$(WHEEL_VENV)/bin/python -I ../scripts/try_wheel.py
+	$(WHEEL_VENV)/bin/python -m pip install -qq -c constraints.txt dist/esper_lab-*.whl
+	cd dist && ../$(WHEEL_VENV)/bin/esper bench digits_impaired --policies table --episodes 1 --quiet
 	rm -rf $(DIST_VENV) $(WHEEL_VENV)
 
 bench: setup ## measure how fast populations step
@@ -166,4 +173,4 @@ bench: setup ## measure how fast populations step
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) $(DOCS_VENV) $(DIST_VENV) $(WHEEL_VENV) site .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests scripts lab -name __pycache__ -type d -prune -exec rm -rf {} +

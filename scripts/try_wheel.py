@@ -1,11 +1,12 @@
 """Tries the installed package in an environment that holds nothing else; `make dist` runs it.
 
-The package must come from site-packages, be typed, know its commands and shipped records, and grow
-a small network.
+The package must come from site-packages, be typed, know its commands, grow a small network, and
+need nothing of the lab.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -15,29 +16,34 @@ import numpy as np
 from torch import nn
 
 import esper
-from esper_lab import bench
 
 
 def installed() -> None:
-    """The package is the installed one, with its type information and its records."""
+    """The package is the installed one, with its type information."""
     place = Path(esper.__file__).parent
     if "site-packages" not in place.parts:
         sys.exit(f"esper is imported from {place}, not from the wheel")
     if not (place / "py.typed").exists():
         sys.exit(f"{place} has no py.typed")
-    for name in bench.names():
-        bench.load(name)
-    print(f"esper {esper.__version__} from {place}, records: {', '.join(bench.names())}")
+    if importlib.util.find_spec("esper_lab") is not None:
+        sys.exit("the environment holds the lab")
+    print(f"esper {esper.__version__} from {place}")
 
 
 def commands() -> None:
-    """The command is there and lists tasks."""
-    run = subprocess.run(
-        [Path(sys.executable).parent / "esper", "tasks"], capture_output=True, text=True
-    )
-    if run.returncode != 0 or "digits_impaired" not in run.stdout:
-        sys.exit(f"esper tasks: exit {run.returncode}: {run.stderr.strip()}")
-    print(f"esper tasks: {len(run.stdout.splitlines())} lines")
+    """The command is there, lists commands and tasks, and says where those of the lab are."""
+    said("grow your model", 0, "--help")
+    said("digits_impaired", 0, "tasks")
+    said("belongs to the package esper-lab", 2, "audit", "digits_impaired")
+
+
+def said(expected: str, status: int, *words: str) -> None:
+    """`esper WORDS` ends with a status and says this."""
+    command = [str(Path(sys.executable).parent / "esper"), *words]
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode != status or expected not in run.stdout + run.stderr:
+        sys.exit(f"esper {words[0]}: exit {run.returncode}: {run.stderr.strip()}")
+    print(f"esper {words[0]}: {len((run.stdout + run.stderr).splitlines())} lines")
 
 
 def grows() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TEXT = {
     path: path.read_text()
-    for pattern in ("*.md", "docs/**/*.md", "src/**/*.py", "tests/**/*.py", "scripts/*.py")
-    for path in ROOT.glob(pattern)
+    for pattern in ("*.md", "docs/**/*.md", "{}src/**/*.py", "{}tests/**/*.py", "{}scripts/*.py")
+    for above in ("", "lab/")
+    for path in ROOT.glob(pattern.format(above))
     if path != Path(__file__)
 }
 HINT = re.compile(r"pip install\s[^`']*'([^'\[\n]*)\[([a-z,-]+)\]")

@@ -101,18 +101,11 @@ def test_a_wrong_range_is_one_line(words, says):
         ([], "name a task"),
     ],
 )
-def test_wrong_input_is_one_line(words, says, capsys, monkeypatch):
-    monkeypatch.setattr("esper_lab.sweep.config.find_spec", lambda name: object())
+def test_wrong_input_is_one_line(words, says, capsys):
     assert main(words) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
-
-
-def test_without_optuna_the_line_says_how_to_install_it(capsys, monkeypatch):
-    monkeypatch.setattr("esper_lab.sweep.config.find_spec", lambda name: None)
-    assert main(["synthetic", "gamma=0.9..0.99"]) == 2
-    assert "pip install '.[sweep]'" in capsys.readouterr().err
 
 
 def test_trials_are_scored_on_hosts_of_neither_training_nor_comparisons():

@@ -27,7 +27,6 @@ EXTRAS: Final = {
     "onnx": f"export to ONNX ({install_hint('export')})",
     "gymnasium": f"learner on Gymnasium environments ({install_hint('gym')})",
     "ray": f"jobs on a cluster ({install_hint('ray')})",
-    "optuna": f"esper sweep ({install_hint('sweep')})",
     "tensorboard": f"tracking with TensorBoard ({install_hint('tensorboard')})",
     "wandb": f"tracking with W&B ({install_hint('wandb')})",
     "mlflow-skinny": f"tracking with MLflow ({install_hint('mlflow')})",

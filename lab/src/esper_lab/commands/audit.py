@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from esper_lab.audit.run import AuditSettings, Piece
     from esper_lab.progress.audit import AuditProgress
 
+add_topic("task", ("host-shape",))
 add_topic("population", ("hosts",), usual=("topologies", "hosts"))
 add_topic("live", ("live", "live-draws", "live-static", "live-picture-hosts"), usual=("live",))
 

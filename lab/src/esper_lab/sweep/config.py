@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import tyro
 
 from esper.jobs.settings import JobSettings
-from esper.leyline.errors import EsperError, install_hint, shorten
+from esper.leyline.errors import EsperError, shorten
 from esper.leyline.limits import MAX_MEMBERS, require_counts
 from esper.leyline.seeds import EVALUATION_SEEDS, require_training_seed
 from esper.scripts.cli.command import read_command_line
@@ -80,8 +79,6 @@ class Sweep:
         require_training_seed(last, f"--seed {self.training.seed} --repeats {self.repeats}: seed")
         if self.training.seed <= TUNING_SEED <= last:
             raise EsperError(f"--seed: trials are scored on hosts of seed {TUNING_SEED}")
-        if find_spec("optuna") is None:
-            raise EsperError(f"esper sweep needs Optuna: {install_hint('sweep')}")
         space = read_space(self.settings, self.space)
         for name, axis in space.items():
             for value in axis.ends:

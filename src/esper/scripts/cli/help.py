@@ -31,7 +31,7 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
     "data": ("train", "val", "test", "loss", "metric"),
     "task": (
         "task", "contexts", "rent", "blueprints", "episode-length", "batch-size",
-        "batches-per-step", "host", "host-shape", "data", "data-dir",
+        "batches-per-step", "host", "data", "data-dir",
     ),
     "search": ("slots", "widths", "lr", "optimizer", "weight-decay", "amp"),
     "population": (
