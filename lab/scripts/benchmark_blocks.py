@@ -1,13 +1,13 @@
 """Times fused blocks (convolution 3x3, group norm, ReLU) on a GPU against our separate kernels.
 
-    python lab/scripts/benchmark_blocks.py                  # shapes, then whole train batches, E=64
+    python lab/scripts/benchmark_blocks.py
     python lab/scripts/benchmark_blocks.py --variants       # also other divisions of the work
 
 For each shape, 64 rows of 512 images: milliseconds forward and backward of the fused kernels, of
 our Triton kernels (convolution, norm, gradients) and of torch (vmapped, both passes together),
 beside the time that the traffic of the fused kernels takes at the measured bandwidth. Medians of
-`repeats` by device events, after a warm-up. Then one train batch of the task, captured as a CUDA
-graph, with each choice of `--kernels`. Errors are relative to the Triton kernels' results.
+`repeats` by device events, after a warm-up. Errors are relative to the Triton kernels' results;
+whole train batches: `scripts/benchmark_hot_path.py --kernels own fused torch`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ from torch.func import vmap
 from esper.kasmina.layers.layers import channel_groups
 from esper.kasmina.ops.block_parameters import BlockParameters
 from esper.kasmina.ops.kernels.block_plan import BlockPlan, BlockShape, plan
-from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import run_command
 
 SHAPES: Final = ((3, 8, 32), (8, 8, 32), (8, 16, 16), (16, 16, 16), (16, 32, 8), (32, 32, 8))
 """Channels in and out, and side: the host of cifar_baseline and its seeds."""
-KERNELS: Final[tuple[KernelName, ...]] = ("own", "fused", "torch")
 
 
 @dataclass(frozen=True)
@@ -46,17 +44,13 @@ class BenchmarkBlocks:
     """Time fused blocks."""
 
     rows: int = 64
-    """Rows of each shape, and members of the train batch."""
+    """Rows of each shape."""
     batch: int = 512
     """Images of a row."""
     repeats: int = 9
     """Timings of each kernel."""
     variants: bool = False
     """Also time other divisions of the work."""
-    task: str = "synthetic_cifar"
-    """Task of the train batch."""
-    train: bool = True
-    """Time whole train batches."""
     out: Path = Path("out/benchmark_blocks.json")
     """All numbers."""
 
@@ -102,10 +96,8 @@ def measure(config: BenchmarkBlocks) -> None:
     found = [time_shape(config, p, bandwidth, device, p == plan(p.shape)) for p in plans]
     for line in found:
         print(text(line))
-    train = time_train_batches(config, device) if config.train else {}
-    print("\ntrain batch, ms: " + ", ".join(f"{name} {ms:.2f}" for name, ms in train.items()))
     config.out.parent.mkdir(parents=True, exist_ok=True)
-    numbers = {"bandwidth": bandwidth, "shapes": [asdict(t) for t in found], "train_ms": train}
+    numbers = {"bandwidth": bandwidth, "shapes": [asdict(t) for t in found]}
     config.out.write_text(json.dumps(numbers, indent=1))
 
 
@@ -263,33 +255,6 @@ def text(times: ShapeTimes) -> str:
     errors = " ".join(f"{e:.0e}" for e in times.errors)
     resources = " ".join(f"{registers}+{local}B" for registers, local in times.resources)
     return f"{line}{times.torch:.2f}; {errors}; {resources}"
-
-
-def time_train_batches(config: BenchmarkBlocks, device: torch.device) -> dict[str, float]:
-    """Milliseconds of a train batch, replayed from a graph, by kernels."""
-    from esper.device.graphs import CudaRecorder
-    from esper.kasmina.executors.choice import ExecutorChoice
-    from esper.kasmina.executors.vmap import VmapExecutor
-    from esper.tolaria.runtime import autocast
-    from hot_path_config import HotPath
-    from hot_path_engine import build_engine
-
-    settings = HotPath(task=config.task, device=str(device), kernels="own")
-    timed = build_engine(settings, config.rows, "vmap", settings.spec().load(), 4)
-    engine = timed.engine
-    population = engine.env.model
-    x, target = next(engine.batches.step(0))
-
-    def batch() -> None:
-        with autocast(device, engine.precision, cached=False):
-            population.train_batch(x, target, engine.env.scaler)
-
-    found: dict[str, float] = {}
-    for name in KERNELS:
-        population.choice = ExecutorChoice(VmapExecutor(name), "benchmark")
-        batch()
-        found[name] = median_ms(CudaRecorder(device).capture(batch).replay, config.repeats)
-    return found
 
 
 if __name__ == "__main__":
