@@ -23,9 +23,10 @@ from run_driver import serve
 
 READY = (
     "torch._dynamo", "matplotlib.pyplot", "pyarrow.parquet", "sklearn.datasets", "tyro",
+    "esper.compare.run", "esper.compare.report",
     *(f"esper.scripts.{name}" for name in (
         "main", "train.config", "train.learner", "train.learner_config", "train.learner_report",
-        "train.report", "train.run", "train.plan", "evaluate", "compare.run", "compare.report",
+        "train.report", "train.run", "train.plan", "evaluate", "compare",
         "runs", "tasks", "doctor",
     )),
 )  # fmt: skip

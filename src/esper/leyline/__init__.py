@@ -25,6 +25,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
     ),
     ".user_errors": (
         "MAX_ERROR_CHARS",
+        "count_as_library",
         "user_code",
         "user_callback",
         "exit_error",
@@ -60,6 +61,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "MAX_NETWORK_WIDTH",
         "is_integer",
         "require_at_most",
+        "require_counts",
     ),
     ".stopping": ("STOP_SIGNALS", "second_stop_handler"),
     ".seeds": (
@@ -351,6 +353,7 @@ if TYPE_CHECKING:
     from esper.leyline.limits import MAX_NETWORK_WIDTH as MAX_NETWORK_WIDTH
     from esper.leyline.limits import is_integer as is_integer
     from esper.leyline.limits import require_at_most as require_at_most
+    from esper.leyline.limits import require_counts as require_counts
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.optim import OptimConfig as OptimConfig
     from esper.leyline.payloads import UNSIGNED as UNSIGNED
@@ -478,6 +481,7 @@ if TYPE_CHECKING:
     from esper.leyline.torch_switches import put_back as put_back
     from esper.leyline.torch_switches import read_switches as read_switches
     from esper.leyline.user_errors import MAX_ERROR_CHARS as MAX_ERROR_CHARS
+    from esper.leyline.user_errors import count_as_library as count_as_library
     from esper.leyline.user_errors import exit_error as exit_error
     from esper.leyline.user_errors import format_error as format_error
     from esper.leyline.user_errors import in_user_code as in_user_code
