@@ -89,6 +89,8 @@ def test_a_broken_package_is_one_line_and_the_rest_works(
 def test_no_package_replaces_a_command_of_esper(plugged, monkeypatch, capsys):
     assert call(monkeypatch, "tasks", "--json") == 0
     assert "digits_impaired" in capsys.readouterr().out
+    assert call(monkeypatch, "--help") == 0
+    assert f"  tasks    {COMMANDS['tasks'].summary}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["audit", "bench", "sweep"])
