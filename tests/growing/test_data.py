@@ -449,7 +449,7 @@ def test_endless_data_are_streamed(monkeypatch):
         def __iter__(self) -> Any:
             return ((torch.ones(F), i % 2) for i in itertools.count())
 
-    monkeypatch.setattr("esper.growing.sources.MOST_UNCOUNTED", 1000)
+    monkeypatch.setattr("esper.growing.sources.MAX_UNCOUNTED", 1000)
     data = read_parts(Endless(), val=Samples(samples=30))
     assert isinstance(data.train, StreamSource)
     assert any(note.endswith("or does not end") for note in data.notes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +38,17 @@ class Notes:
         """Add a line unless it was added before."""
         if line not in self.lines:
             self.lines.append(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which part is read, and how."""
+
+    where: str
+    """Its name in messages."""
+    columns: Sequence[str] | None
+    """Names of the inputs and then of the target, in tables and dicts."""
+    notes: Notes
 
 
 def input_tensor(value: object, where: str, notes: Notes) -> Tensor:

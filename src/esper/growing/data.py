@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.device.memory import free_bytes
-from esper.growing.arrays import Notes
+from esper.growing.arrays import Notes, Place
 from esper.growing.labels import LabelMap
 from esper.growing.opening import open_source
 from esper.growing.part_checks import (
@@ -100,7 +100,7 @@ def read_data(
     notes = Notes()
     with torch.random.fork_rng(devices=[]):  # loaders draw from torch's global generator
         sources = {
-            name: open_source(given, name, settings.columns, notes)
+            name: open_source(given, Place(name, settings.columns, notes))
             for name, given in (("train", train), ("val", val), ("test", test))
             if name == "train" or given is not None
         }
