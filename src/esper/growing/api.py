@@ -83,7 +83,18 @@ def grow(
         )  # fmt: skip
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
-            return run.search(home, resume is not None)
+            result = run.search(home, resume is not None)
+        if ranks.first:
+            write_report(result, printer)
+        return result
+
+
+def write_report(result: GrowResult, printer: ProgressPrinter) -> None:
+    """Write the report of a search whose folder is closed; a full disk is a warning."""
+    try:
+        result.report()
+    except EsperError as error:
+        printer.warn(f"{error}; esper report {result.folder} writes it again")
 
 
 @contextlib.contextmanager

@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from esper.growing.budget import Budget
 from esper.growing.runs import Table
-from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.storage import run_files
-from esper.storage.atomic import write_advice, write_atomic
+from esper.storage.atomic import save_file, write_advice
 from esper.storage.folder_lock import FolderLock
 from esper.storage.run_files import GROW as GROW
 from esper.storage.run_files import GROWN_NETWORKS, SEARCH
@@ -170,7 +170,7 @@ class GrowFolder:
             name = path.name if path.name not in taken else f"{path.stem}-{len(taken)}{path.suffix}"
             taken.add(name)
             home.mkdir(exist_ok=True)
-            write_atomic(home / name, path.read_bytes())
+            save_file(home / name, path.read_bytes())
 
     def close(self) -> None:
         """Release the lock."""
@@ -180,15 +180,7 @@ class GrowFolder:
         """Write a record as sealed JSON."""
         document = to_json(record)
         assert isinstance(document, dict)
-        self._write(name, seal(document))
-
-    def _write(self, name: str, document: Mapping[str, Json]) -> None:
-        try:
-            write_atomic(self.path / name, (json.dumps(document, indent=1) + "\n").encode())
-        except OSError as error:
-            raise EsperError(
-                f"cannot write {self.path / name}: {error.strerror}; {write_advice(error)}"
-            ) from error
+        save_file(self.path / name, (json.dumps(seal(document), indent=1) + "\n").encode())
 
     # ---- the search -----------------------------------------------------------------------
 
@@ -201,13 +193,7 @@ class GrowFolder:
         from safetensors.torch import save
 
         whole = {name: value.contiguous().clone() for name, value in weights.items()}
-        path = self.weights_path(number)
-        try:
-            write_atomic(path, save(whole))
-        except OSError as error:
-            raise EsperError(
-                f"cannot write {path}: {error.strerror}; {write_advice(error)}"
-            ) from error
+        save_file(self.weights_path(number), save(whole))
 
     def drop_weights(self, number: int) -> None:
         """Remove the weights of a run."""

@@ -37,7 +37,7 @@ def make_result(
 ) -> GrowResult:
     """Judge the networks of the frontier and write the result; what cannot be written is a warning.
 
-    `files`: the networks themselves and the report as well, which takes seconds.
+    `files`: the networks themselves as well, which takes seconds.
     """
     data = problem.data
     rows = search.table.rows
@@ -78,7 +78,7 @@ def make_result(
     )
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
     if files:
-        writes += [lambda: _store_all(models, data, folder, printer.say), result.report]
+        writes.append(lambda: _store_all(models, data, folder, printer.say))
     _write_all(writes, folder, printer)
     return result
 

@@ -260,7 +260,7 @@ class GrowRun:
     # ---- the search -----------------------------------------------------------------------
 
     def search(self, folder: GrowFolder, resumed: bool, files: bool = True) -> GrowResult:
-        """Search, and judge what was found; `files`: write the networks and the report, too.
+        """Search, and judge what was found; `files`: write the networks, too.
 
         Of several ranks the first one writes.
         """
