@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data import read_data
-from esper.growing.folder import GrowFolder, check_sources, runs_root
+from esper.growing.folder import GrowFolder, read_sources, runs_root
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
@@ -73,7 +73,7 @@ def grow(
     """
     given, began = locals(), time.monotonic()
     settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})
-    check_sources(sources)
+    copied = read_sources(sources)
     ranks = ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
@@ -82,7 +82,7 @@ def grow(
             sample_weights=sample_weights, ranks=ranks, began=began,
         )  # fmt: skip
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
-            home.keep_sources(sources)
+            home.keep_sources(copied)
             result = run.search(home, resume is not None)
         if ranks.first:
             write_report(result, printer)

@@ -25,8 +25,6 @@ Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 Strings = npt.NDArray[np.str_]
 MAX_COMPARED: Final = 1 << 30
 """Bytes of a part up to which it is searched for equal samples: about two seconds."""
-KEY_BYTES: Final = 1 << 22
-"""Bytes that are hashed at a time, so that they stay in a cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,29 +176,15 @@ def fingerprint(parts: Iterable[tuple[str, GrowPart]], other: str = "") -> str:
     return digest.hexdigest()
 
 
-def sample_keys(part: GrowPart) -> npt.NDArray[np.uint64]:
+def sample_keys(part: GrowPart) -> Ints:
     """Return a hash of each sample's inputs and target, of 64 bits: equal ones are copies.
 
-    Those of a part beyond `MAX_COMPARED` are random.
+    A part beyond `MAX_COMPARED` counts as free of copies.
     """
-    key_N = np.zeros(len(part), dtype=np.uint64)
     if input_bytes(part.inputs) > MAX_COMPARED:
-        return np.random.default_rng().integers(0, 2**64, len(part), dtype=np.uint64)
-    for place, (_, value) in enumerate((*named_inputs(part.inputs), ("targets", part.targets))):
-        if not value[:1].numel():
-            continue
-        words = -(-value[:1].nbytes // 8)
-        factors = np.random.default_rng(place).integers(0, 2**63, words, dtype=np.uint64) * 2 + 1
-        rows = max(1, KEY_BYTES // (8 * words))
-        for start in range(0, len(part), rows):
-            some = value[start : start + rows].reshape(-1, value[:1].numel())
-            dense = some.clone(memory_format=torch.contiguous_format)
-            block = dense.view(torch.uint8).numpy()
-            padded = np.zeros((len(block), 8 * words), dtype=np.uint8)
-            padded[:, : block.shape[1]] = block
-            mixed = padded.view(np.uint64)
-            mixed ^= mixed >> 29  # low bits alone would be lost in a product
-            mixed *= factors
-            mixed ^= mixed >> 32
-            key_N[start : start + rows] = key_N[start : start + rows] * 31 + mixed.sum(axis=1)
-    return key_N
+        return np.random.default_rng().integers(-(2**63), 2**63, len(part))
+    tensors = [*(value for _, value in named_inputs(part.inputs)), part.targets]
+    rows = [value.reshape(len(part), -1).contiguous().view(torch.uint8) for value in tensors]
+    block = torch.cat(rows, dim=1).numpy()
+    samples = block.view(np.dtype((np.void, block.shape[1])))[:, 0].tolist()  # as bytes
+    return np.fromiter(map(hash, samples), dtype=np.int64, count=len(part))

@@ -111,7 +111,7 @@ class GrownNetwork:
     @property
     def places(self) -> tuple[str, ...]:
         """Where seeds could grow, in order."""
-        return self.info.places_of(self.record.variant)
+        return self.info.variant_places[self.info.variants.index(self.record.variant)]
 
     @property
     def seeds(self) -> dict[str, str]:
@@ -267,8 +267,11 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _cells(network: GrownNetwork) -> tuple[str, ...]:
     record = network.record
-    described = network.info.describe(record.variant, record.topology, record.origin)
-    described = "none: your model" if described == "none" else described
+    seeds = [f"{name} {place}" for place, name in network.seeds.items()]
+    width = [f"{record.variant} as wide"] if record.variant else []
+    described = ", ".join((*width, *seeds)) or "none: your model"
+    if record.origin in ("grown", "pruned"):
+        described += f" ({record.origin})"
     if record.cut:
         described += " (cut short)"
     error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"
