@@ -7,7 +7,6 @@ int64. Conversions of inputs are noted.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -116,14 +115,10 @@ def _shareable(array: npt.NDArray[Any]) -> bool:
 
 
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
-    if tensor.is_quantized:
-        raise EsperError(f"{where}: a quantized tensor; give numbers, as in x.dequantize()")
     if tensor.layout != torch.strided:
         raise EsperError(f"{where}: a {tensor.layout} tensor; give a dense one, as in x.to_dense()")
     if tensor.dtype.is_complex:
         raise EsperError(f"{where}: complex numbers; give real ones, as in torch.view_as_real(x)")
-    if tensor.device.type == "meta":
-        raise EsperError(f"{where}: a tensor on the meta device holds no values")
     return tensor.detach().cpu()
 
 
@@ -173,10 +168,9 @@ def _not_numbers(array: npt.NDArray[Any], where: str) -> str:
     if array.dtype.kind in "US":
         first = shown(str(array.flat[0]))
         return f"{where}: strings such as {first}; networks take numbers, encode them"
-    kinds = Counter(type(value).__name__ for value in array.flat)
     if len({np.shape(value) for value in array.flat}) > 1:
         return f"{where}: an object array of ragged samples; pad or crop all to one shape"
-    found = ", ".join(sorted(kinds))
+    found = ", ".join(sorted({type(value).__name__ for value in array.flat}))
     return (
         f"{where}: an object array of {found}; give numbers, as in x.astype(np.float32), and "
         f"encode text columns"

@@ -184,7 +184,8 @@ def sample_keys(part: GrowPart) -> Ints:
     if input_bytes(part.inputs) > MAX_COMPARED:
         return np.random.default_rng().integers(-(2**63), 2**63, len(part))
     tensors = [*(value for _, value in named_inputs(part.inputs)), part.targets]
-    rows = [value.reshape(len(part), -1).contiguous().view(torch.uint8) for value in tensors]
-    block = torch.cat(rows, dim=1).numpy()
+    flat = [value.reshape(len(part), -1) for value in tensors]
+    dense = [value.clone(memory_format=torch.contiguous_format) for value in flat]
+    block = torch.cat([value.view(torch.uint8) for value in dense], dim=1).numpy()
     samples = block.view(np.dtype((np.void, block.shape[1])))[:, 0].tolist()  # as bytes
     return np.fromiter(map(hash, samples), dtype=np.int64, count=len(part))

@@ -312,9 +312,7 @@ def _same(one: Any, two: Any) -> bool:
         return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
     if isinstance(one, tuple | list):
         return len(one) == len(two) and all(map(_same, one, two))
-    if isinstance(one, Tensor | np.ndarray | float | int):
-        first, second = np.asarray(one), np.asarray(two)
-        if first.dtype.kind not in "biuf":
-            return np.array_equal(first, second)
-        return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
+    if isinstance(one, Tensor | np.ndarray | float):
+        # NaN is not equal to itself.
+        return bool(np.asarray((one == two) | ((one != one) & (two != two))).all())
     return bool(one == two)
