@@ -15,10 +15,10 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data import read_data
-from esper.growing.folder import GrowFolder, read_sources, runs_root
+from esper.growing.folder import RUNS, GrowFolder, read_sources
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
-from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
+from esper.growing.ranks import ONE_PROCESS, Ranks, ranks_of, scratch_folder
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings, StreamChoice
@@ -111,7 +111,9 @@ def _run_folder(
     """
     known = None if resume is None else Path(resume)
     with contextlib.ExitStack() as held:
-        home = runs_root(folder) if ranks.first else held.enter_context(scratch_folder(known))
+        home = Path(RUNS if folder is None else folder)
+        if not ranks.first:
+            home = held.enter_context(scratch_folder(known))
 
         def open_folder() -> GrowFolder:
             if known is None:
@@ -132,7 +134,7 @@ def prepare_run(
     printer: ProgressPrinter,
     *,
     sample_weights: Any = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = ONE_PROCESS,
     began: float | None = None,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.

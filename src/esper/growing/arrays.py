@@ -102,16 +102,12 @@ def _tensor(value: object, where: str) -> Tensor:
         raise EsperError(_not_numbers(array, where))
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     try:
-        return torch.from_numpy(native if _shareable(native) else native.copy())
+        shared = native.flags.writeable and all(stride >= 0 for stride in native.strides)
+        return torch.from_numpy(native if shared else native.copy())
     except TypeError:
         raise EsperError(
             f"{where}: torch has no dtype {array.dtype}; give float32 or int64"
         ) from None
-
-
-def _shareable(array: npt.NDArray[Any]) -> bool:
-    """Whether torch can use the memory of an array as it is."""
-    return array.flags.writeable and all(stride >= 0 for stride in array.strides)
 
 
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
@@ -129,11 +125,9 @@ def _array(value: object, where: str) -> npt.NDArray[Any]:
     given: Any = value.to_numpy() if hasattr(value, "to_numpy") else value
     if isinstance(given, np.ma.MaskedArray):
         raise EsperError(f"{where}: a masked array; fill its gaps, as in x.filled(0)")
-    if isinstance(given, range):
-        return np.arange(given.start, given.stop, given.step)
     if isinstance(given, np.ndarray | np.generic | int | float | complex | bool):
         return np.asarray(given)
-    if not isinstance(given, list | tuple):
+    if not isinstance(given, list | tuple | range):
         raise EsperError(
             f"{where}: got a {type(value).__name__}; give a numpy array, a tensor or a list"
         )

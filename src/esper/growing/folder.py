@@ -178,15 +178,11 @@ class GrowFolder:
         from safetensors.torch import save
 
         whole = {name: value.contiguous().clone() for name, value in weights.items()}
-        save_file(self.weights_path(number), save(whole))
+        save_file(weights_path(self.path, number), save(whole))
 
     def drop_weights(self, number: int) -> None:
         """Remove the weights of a run."""
-        self.weights_path(number).unlink(missing_ok=True)
-
-    def weights_path(self, number: int) -> Path:
-        """File of the weights of a run."""
-        return weights_path(self.path, number)
+        weights_path(self.path, number).unlink(missing_ok=True)
 
     def checkpoint(self, number: int) -> Path:
         """File of a run under way."""
@@ -252,8 +248,3 @@ def architecture_of(model: nn.Module) -> str:
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     ]
     return hashlib.sha256("\n".join(described).encode()).hexdigest()
-
-
-def runs_root(folder: str | os.PathLike[str] | None) -> Path:
-    """Folder in which run folders are made."""
-    return RUNS if folder is None else Path(folder)

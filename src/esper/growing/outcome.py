@@ -147,7 +147,6 @@ def _facts(
     """What the verdict is made from."""
     every = {one.number: one for one in (*record.networks, record.host)}
     pick, host, metric = every[record.pick], record.host, problem.metric
-    length = info.length
     return Facts(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
@@ -156,9 +155,7 @@ def _facts(
         host=Judged(host.params, host.test_score),
         constant=problem.constant_score(problem.data.test),
         difference=difference(measured[pick.number], measured[host.number]),
-        tried=tried_of(
-            rows, host.number, info.budget.params, length, info.full_length, record.complete
-        ),
+        tried=tried_of(rows, host.number, info, record.complete),
     )
 
 

@@ -164,15 +164,23 @@ def input_bytes(inputs: Inputs) -> int:
 
 
 def fingerprint(parts: Iterable[tuple[str, GrowPart]], other: str = "") -> str:
-    """Return the SHA-256 over names, shapes, dtypes and contents."""
-    digest = hashlib.sha256(other.encode())
+    """Return the SHA-256 over names, shapes, dtypes and contents of parts."""
+    named = []
     for part_name, part in parts:
         extra = [] if part.weights is None else [("weights", part.weights)]
-        for name, value in (*named_inputs(part.inputs), ("targets", part.targets), *extra):
-            head = f"{part_name} {name} {tuple(value.shape)} {dtype_name(value)}\n"
-            digest.update(head.encode())
-            # As bytes: numpy has no bfloat16.
-            digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        every = (*named_inputs(part.inputs), ("targets", part.targets), *extra)
+        named += [(f"{part_name} {name}", value) for name, value in every]
+    return tensor_digest(named, other)
+
+
+def tensor_digest(named: Iterable[tuple[str, Tensor]], other: str = "") -> str:
+    """Return the SHA-256 over names, shapes, dtypes and contents of tensors."""
+    digest = hashlib.sha256(other.encode())
+    for name, value in named:
+        digest.update(f"{name} {tuple(value.shape)} {dtype_name(value)}\n".encode())
+        # As bytes: numpy has no bfloat16.
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -120,7 +120,7 @@ class GrownNetwork:
         return {place: name for place, name in pairs if name}
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights alone)."""
+        """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights only)."""
         target = Path(path)
         require_suffix(target)
         export_model(self.model, self.example, target)

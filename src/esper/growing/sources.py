@@ -1,6 +1,6 @@
 """Where samples come from: arrays, datasets, loaders, tables with columns, iterables.
 
-A source can be read as a whole, or in batches, epoch after epoch. `random` tells whether reading
+A source can be read as a whole, or in batches, epoch after epoch. `random`: whether reading
 the same sample again gives other values, as random transforms do.
 """
 
