@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import esper
-from esper.growing.report import frontier_picture
+from esper.growing.notebook import frontier_picture
 from esper.plotting.frontier_plot import HEIGHT
 from esper.plotting.line_plot import WIDTH
 

@@ -34,7 +34,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, fx, nn
 
-from esper.growing.api import prepare_run
+from esper.growing.api import prepare_run, write_report
 from esper.growing.arrays import check_columns
 from esper.growing.budget import Budget
 from esper.growing.folder import GrowFolder
@@ -309,6 +309,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
                 )
             elif self.refit:
                 pick = run.refit(result.best.record, part)
+        if self.folder is not None:
+            write_report(result, printer)
         wrap = partial(_with_scaling, inputs=scaling, outputs=targets_scaling)
         models = {number: wrap(network) for number, network in networks.items()}
         self.result_ = KeptResult(

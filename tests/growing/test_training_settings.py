@@ -12,7 +12,7 @@ from torch import nn
 import esper
 from esper.growing.recipes import WEIGHT_DECAY
 from esper.growing.settings import GrowSettings
-from esper.growing.settings_text import settings_of
+from esper.karn.report.grow_sections import settings_rows
 from support import refused
 
 
@@ -44,7 +44,7 @@ def test_more_of_it_leaves_smaller_weights(results):
 
 def test_the_run_says_what_it_was(results):
     assert results["auto"].info.weight_decay == WEIGHT_DECAY["adamw"]
-    line = dict(settings_of(results[20.0].info))["optimizer"]
+    line = dict(settings_rows(results[20.0].folder))["optimizer"]
     assert line.endswith(", weight decay 20, gradients clipped at 1")
 
 
@@ -69,7 +69,7 @@ def test_clipped_gradients_move_weights_no_further(tmp_path):
         for found in (free, clipped)
     ]
     assert largest[1] <= 0.5 < largest[0]  # of torch's initial weights, by 4 inputs
-    assert dict(settings_of(free.info))["optimizer"].endswith(", gradients not clipped")
+    assert dict(settings_rows(free.folder))["optimizer"].endswith(", gradients not clipped")
     line = refused(lambda: grow(tmp_path, resume=free.folder, **sgd))
     assert "other clip (None, now 1)" in line
 

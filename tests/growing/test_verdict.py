@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from torch import nn
 
 import esper
+from esper.growing.folder import GrowInfo
 from esper.growing.measuring import Difference
 from esper.growing.verdict import Facts, Judged, Tried, tried_of, verdict
 from grow_support import quick_search
@@ -48,7 +51,7 @@ def test_a_model_is_right_if_others_were_trained_in_full_and_lost():
         ),
         ({"sizes": (500,), "cap": None}, "20 networks tried, 6 in full, none of another size"),
         ({"sizes": (200, 500), "cap": None}, "6 in full, none larger than your model"),
-        ({"rates": (0.003,)}, "one learning rate alone in full"),
+        ({"rates": (0.003,)}, "only one learning rate in full"),
         ({"batches": 88, "wanted_batches": 1500}, "cut to 6 % of their length (88 of 1,500 batch"),
         ({"cap": 20_000}, "the largest network trained in full has 2,000 of 20,000 parameters"),
         ({"complete": False}, "the search was interrupted"),
@@ -141,8 +144,10 @@ def test_what_was_tried_is_read_from_the_runs():
             replace(first, number=4, trained=25, score=math.nan, diverged=True),
             replace(first, number=5, trained=0, status="planned"),
         ],
-        host=0, cap=None, batches=100, wanted_batches=0, complete=True,
-    )  # fmt: skip
+        0,
+        cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget())),
+        complete=True,
+    )
     assert found == Tried(
         networks=5, in_full=2, host_in_full=True, diverged=1, sizes=(50, 80), rates=(0.01, 0.03),
         cap=None, batches=100, wanted_batches=100, complete=True,

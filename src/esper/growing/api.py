@@ -15,10 +15,10 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data import read_data
-from esper.growing.folder import GrowFolder, check_sources, runs_root
+from esper.growing.folder import RUNS, GrowFolder, read_sources
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
-from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
+from esper.growing.ranks import ONE_PROCESS, Ranks, ranks_of, scratch_folder
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings, StreamChoice
@@ -73,7 +73,7 @@ def grow(
     """
     given, began = locals(), time.monotonic()
     settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})
-    check_sources(sources)
+    copied = read_sources(sources)
     ranks = ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
@@ -82,8 +82,19 @@ def grow(
             sample_weights=sample_weights, ranks=ranks, began=began,
         )  # fmt: skip
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
-            home.keep_sources(sources)
-            return run.search(home, resume is not None)
+            home.keep_sources(copied)
+            result = run.search(home, resume is not None)
+        if ranks.first:
+            write_report(result, printer)
+        return result
+
+
+def write_report(result: GrowResult, printer: ProgressPrinter) -> None:
+    """Write the report of a search whose folder is closed; a full disk is a warning."""
+    try:
+        result.report()
+    except EsperError as error:
+        printer.warn(f"{error}; esper report {result.folder} writes it again")
 
 
 @contextlib.contextmanager
@@ -100,7 +111,9 @@ def _run_folder(
     """
     known = None if resume is None else Path(resume)
     with contextlib.ExitStack() as held:
-        home = runs_root(folder) if ranks.first else held.enter_context(scratch_folder(known))
+        home = Path(RUNS if folder is None else folder)
+        if not ranks.first:
+            home = held.enter_context(scratch_folder(known))
 
         def open_folder() -> GrowFolder:
             if known is None:
@@ -121,7 +134,7 @@ def prepare_run(
     printer: ProgressPrinter,
     *,
     sample_weights: Any = None,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = ONE_PROCESS,
     began: float | None = None,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.

@@ -7,8 +7,8 @@ int64. Conversions of inputs are noted.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +37,17 @@ class Notes:
         """Add a line unless it was added before."""
         if line not in self.lines:
             self.lines.append(line)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which part is read, and how."""
+
+    where: str
+    """Its name in messages."""
+    columns: Sequence[str] | None
+    """Names of the inputs and then of the target, in tables and dicts."""
+    notes: Notes
 
 
 def input_tensor(value: object, where: str, notes: Notes) -> Tensor:
@@ -91,27 +102,19 @@ def _tensor(value: object, where: str) -> Tensor:
         raise EsperError(_not_numbers(array, where))
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     try:
-        return torch.from_numpy(native if _shareable(native) else native.copy())
+        shared = native.flags.writeable and all(stride >= 0 for stride in native.strides)
+        return torch.from_numpy(native if shared else native.copy())
     except TypeError:
         raise EsperError(
             f"{where}: torch has no dtype {array.dtype}; give float32 or int64"
         ) from None
 
 
-def _shareable(array: npt.NDArray[Any]) -> bool:
-    """Whether torch can use the memory of an array as it is."""
-    return array.flags.writeable and all(stride >= 0 for stride in array.strides)
-
-
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
-    if tensor.is_quantized:
-        raise EsperError(f"{where}: a quantized tensor; give numbers, as in x.dequantize()")
     if tensor.layout != torch.strided:
         raise EsperError(f"{where}: a {tensor.layout} tensor; give a dense one, as in x.to_dense()")
     if tensor.dtype.is_complex:
         raise EsperError(f"{where}: complex numbers; give real ones, as in torch.view_as_real(x)")
-    if tensor.device.type == "meta":
-        raise EsperError(f"{where}: a tensor on the meta device holds no values")
     return tensor.detach().cpu()
 
 
@@ -122,11 +125,9 @@ def _array(value: object, where: str) -> npt.NDArray[Any]:
     given: Any = value.to_numpy() if hasattr(value, "to_numpy") else value
     if isinstance(given, np.ma.MaskedArray):
         raise EsperError(f"{where}: a masked array; fill its gaps, as in x.filled(0)")
-    if isinstance(given, range):
-        return np.arange(given.start, given.stop, given.step)
     if isinstance(given, np.ndarray | np.generic | int | float | complex | bool):
         return np.asarray(given)
-    if not isinstance(given, list | tuple):
+    if not isinstance(given, list | tuple | range):
         raise EsperError(
             f"{where}: got a {type(value).__name__}; give a numpy array, a tensor or a list"
         )
@@ -161,10 +162,9 @@ def _not_numbers(array: npt.NDArray[Any], where: str) -> str:
     if array.dtype.kind in "US":
         first = shown(str(array.flat[0]))
         return f"{where}: strings such as {first}; networks take numbers, encode them"
-    kinds = Counter(type(value).__name__ for value in array.flat)
     if len({np.shape(value) for value in array.flat}) > 1:
         return f"{where}: an object array of ragged samples; pad or crop all to one shape"
-    found = ", ".join(sorted(kinds))
+    found = ", ".join(sorted({type(value).__name__ for value in array.flat}))
     return (
         f"{where}: an object array of {found}; give numbers, as in x.astype(np.float32), and "
         f"encode text columns"

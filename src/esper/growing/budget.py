@@ -52,8 +52,8 @@ class Budget:
         for name, limit, size in (("params", self.params, params), ("macs", self.macs, macs)):
             if limit is not None and size > limit:
                 raise EsperError(
-                    f"budget {name}={limit:g}: your model alone has {size}; growing adds to it, so "
-                    f"give {name}={size} or more, or start from a smaller model"
+                    f"budget {name}={limit:g}: your model itself has {size}; growing adds to it, "
+                    f"so give {name}={size} or more, or start from a smaller model"
                 )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.device.memory import free_bytes
-from esper.growing.arrays import Notes
+from esper.growing.arrays import Notes, Place
 from esper.growing.labels import LabelMap
 from esper.growing.opening import open_source
 from esper.growing.part_checks import (
@@ -100,7 +100,7 @@ def read_data(
     notes = Notes()
     with torch.random.fork_rng(devices=[]):  # loaders draw from torch's global generator
         sources = {
-            name: open_source(given, name, settings.columns, notes)
+            name: open_source(given, Place(name, settings.columns, notes))
             for name, given in (("train", train), ("val", val), ("test", test))
             if name == "train" or given is not None
         }
@@ -194,8 +194,8 @@ class _Reader:
         for name in given:
             note_new_classes(parts[name], parts["train"], name, self.notes)
             note_overlap(parts[name], parts["train"], (name, "train"), self.notes)
-        self._note_shared(parts)
-        self._note_rare(parts["train"], labels)
+        if {"val", "test"} <= parts.keys():  # networks are chosen by val
+            note_overlap(parts["test"], parts["val"], ("test", "val"), self.notes)
         if self.weights is not None:
             check_sample_weights(self.weights, len(whole))
             parts["train"] = replace(parts["train"], weights=self.weights)
@@ -206,22 +206,6 @@ class _Reader:
             fingerprint((name, parts[name]) for name in ("train", "val", "test")),
             tuple(self.notes.lines), self.batch_size,
         )  # fmt: skip
-
-    def _note_shared(self, parts: dict[str, GrowPart]) -> None:
-        """Note samples of test that networks are chosen by."""
-        if {"val", "test"} <= parts.keys():
-            note_overlap(parts["test"], parts["val"], ("test", "val"), self.notes)
-
-    def _note_rare(self, train: GrowPart, labels: LabelMap) -> None:
-        if not has_classes(train.targets.numpy()):
-            return
-        found, count = np.unique(train.targets.numpy(), return_counts=True)
-        alone = found[count == 1].tolist()
-        if alone:
-            names = [labels.classes[label] if labels.classes else label for label in alone]
-            self.notes.add(
-                f"train: classes {shown(names)} have a single sample each, which is only trained on"
-            )
 
     def _cut(self, parts: dict[str, GrowPart]) -> dict[str, GrowPart]:
         """Cut the parts that are missing from train."""
@@ -298,7 +282,7 @@ class _Reader:
         if given["test"] is given["val"]:
             parts["test"] = parts["val"]
         else:
-            self._note_shared(parts)
+            note_overlap(parts["test"], parts["val"], ("test", "val"), self.notes)
         stamp = f"stream of {train.samples} samples, {describe_samples(train.example)}"
         return GrowData(
             train, parts["val"], parts["test"], labels.classes,

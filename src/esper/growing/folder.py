@@ -31,10 +31,10 @@ from torch import Tensor, nn
 
 from esper.growing.budget import Budget
 from esper.growing.runs import Table
-from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.storage import run_files
-from esper.storage.atomic import write_advice, write_atomic
+from esper.storage.atomic import save_file, write_advice
 from esper.storage.folder_lock import FolderLock
 from esper.storage.run_files import GROW as GROW
 from esper.storage.run_files import GROWN_NETWORKS, SEARCH
@@ -110,18 +110,6 @@ class GrowInfo:
     weights: str = ""
     """SHA-256 of the weights that the model was given with; empty: it was not."""
 
-    def places_of(self, variant: str) -> tuple[str, ...]:
-        """Where the slots of a width are."""
-        return self.variant_places[self.variants.index(variant)]
-
-    def describe(self, variant: str, topology: Sequence[str], origin: str = "") -> str:
-        """A network in words: its width, its seeds and where they are, and what they come from."""
-        pairs = zip(topology, self.places_of(variant), strict=True)
-        seeds = [f"{name} {place}" for name, place in pairs if name]
-        width = [f"{variant} as wide"] if variant else []
-        inherited = f" ({origin})" if origin in ("grown", "pruned") else ""
-        return (", ".join((*width, *seeds)) or "none") + inherited
-
     def rank(self, score: float, params: int) -> tuple[float, int]:
         """Sort key of a network: the better score, then the smaller size; NaN is the worst."""
         merit = score if self.higher_is_better else -score
@@ -163,14 +151,11 @@ class GrowFolder:
         require_grow_folder(path)
         return GrowFolder(path)
 
-    def keep_sources(self, files: Sequence[str | os.PathLike[str]]) -> None:
-        """Copy the user's files into the folder; files of the same name get a number."""
-        home, taken = self.path / SOURCES, set[str]()
-        for path in map(Path, files):
-            name = path.name if path.name not in taken else f"{path.stem}-{len(taken)}{path.suffix}"
-            taken.add(name)
-            home.mkdir(exist_ok=True)
-            write_atomic(home / name, path.read_bytes())
+    def keep_sources(self, sources: Mapping[str, bytes]) -> None:
+        """Write copies of the user's files into the folder."""
+        for name, content in sources.items():
+            (self.path / SOURCES).mkdir(exist_ok=True)
+            save_file(self.path / SOURCES / name, content)
 
     def close(self) -> None:
         """Release the lock."""
@@ -180,15 +165,7 @@ class GrowFolder:
         """Write a record as sealed JSON."""
         document = to_json(record)
         assert isinstance(document, dict)
-        self._write(name, seal(document))
-
-    def _write(self, name: str, document: Mapping[str, Json]) -> None:
-        try:
-            write_atomic(self.path / name, (json.dumps(document, indent=1) + "\n").encode())
-        except OSError as error:
-            raise EsperError(
-                f"cannot write {self.path / name}: {error.strerror}; {write_advice(error)}"
-            ) from error
+        save_file(self.path / name, (json.dumps(seal(document), indent=1) + "\n").encode())
 
     # ---- the search -----------------------------------------------------------------------
 
@@ -201,21 +178,11 @@ class GrowFolder:
         from safetensors.torch import save
 
         whole = {name: value.contiguous().clone() for name, value in weights.items()}
-        path = self.weights_path(number)
-        try:
-            write_atomic(path, save(whole))
-        except OSError as error:
-            raise EsperError(
-                f"cannot write {path}: {error.strerror}; {write_advice(error)}"
-            ) from error
+        save_file(weights_path(self.path, number), save(whole))
 
     def drop_weights(self, number: int) -> None:
         """Remove the weights of a run."""
-        self.weights_path(number).unlink(missing_ok=True)
-
-    def weights_path(self, number: int) -> Path:
-        """File of the weights of a run."""
-        return weights_path(self.path, number)
+        weights_path(self.path, number).unlink(missing_ok=True)
 
     def checkpoint(self, number: int) -> Path:
         """File of a run under way."""
@@ -252,20 +219,24 @@ def read_table(path: Path) -> Table:
     return read_record(Table, read_document(path / SEARCH), str(path / SEARCH))
 
 
-def check_sources(files: Sequence[str | os.PathLike[str]]) -> None:
-    """Raise unless all files that a run is to keep a copy of can be read."""
+def read_sources(files: Sequence[str | os.PathLike[str]]) -> dict[str, bytes]:
+    """Files that a run is to keep a copy of, by name; those of the same name get a number."""
     if isinstance(files, str | os.PathLike):
         raise EsperError(f"sources={os.fspath(files)!r}: give a list of files, as in ['model.py']")
+    found: dict[str, bytes] = {}
     for file in files:
         if not isinstance(file, str | os.PathLike):
             raise EsperError(f"sources: {shown(file)} is no path; give files, as in ['model.py']")
+        path = Path(file)
+        name = path.name if path.name not in found else f"{path.stem}-{len(found)}{path.suffix}"
         try:
-            Path(file).open("rb").close()
+            found[name] = path.read_bytes()
         except OSError as error:
             raise EsperError(
                 f"sources: cannot read {os.fspath(file)!r} ({error.strerror}); name files that "
                 f"exist, or leave it out"
             ) from error
+    return found
 
 
 def architecture_of(model: nn.Module) -> str:
@@ -277,8 +248,3 @@ def architecture_of(model: nn.Module) -> str:
         for name, tensor in (*model.named_parameters(), *model.named_buffers())
     ]
     return hashlib.sha256("\n".join(described).encode()).hexdigest()
-
-
-def runs_root(folder: str | os.PathLike[str] | None) -> Path:
-    """Folder in which run folders are made."""
-    return RUNS if folder is None else Path(folder)

@@ -181,7 +181,7 @@ def _score_of(metric: Metric, output: Tensor, targets: Tensor) -> float:
 def constant_outputs(reading: RowTerms, targets: Tensor, classes: int) -> list[Tensor]:
     """Outputs of a sample that may be the best constant prediction for targets `[N, ...]`.
 
-    `classes`: how many of the most frequent classes are tried alone.
+    `classes`: how many of the most frequent classes are tried one by one.
     """
     plain = reading.plain_targets(targets)
     if isinstance(reading, ClassTerms):
@@ -196,15 +196,15 @@ def constant_outputs(reading: RowTerms, targets: Tensor, classes: int) -> list[T
 
 
 def _constant_classes(reading: ClassTerms, labels: Tensor, most: int) -> list[Tensor]:
-    """The frequencies of the classes, and the most frequent ones alone."""
+    """The frequencies of the classes, and each of the most frequent ones."""
     kept = labels.long().flatten()
     kept = kept[(kept != reading.ignore_index) & (kept >= 0) & (kept < reading.classes)]
     count_C = torch.bincount(kept, minlength=reading.classes).double()
     logits = [((count_C + 1e-6) / (count_C + 1e-6).sum()).log()]
     for common in count_C.argsort(descending=True, stable=True)[:most].tolist():
-        alone_C = torch.zeros_like(count_C)
-        alone_C[common] = 1.0
-        logits.append(alone_C)
+        one_hot_C = torch.zeros_like(count_C)
+        one_hot_C[common] = 1.0
+        logits.append(one_hot_C)
     ones = [1] * len(reading.shape)
     ones[reading.axis] = reading.classes
     return [one.float().view(ones).expand(reading.shape) for one in logits]

@@ -108,11 +108,6 @@ class MeanMetric(Metric):
         return np.asarray(sum_N / max(weight_N.mean(), np.finfo(np.float64).tiny))
 
 
-def exponential(mean_W: Doubles) -> Doubles:
-    """Link of the perplexity."""
-    return np.exp(mean_W)
-
-
 def right(reading: RowTerms, outputs: Tensor, targets: Tensor) -> Sums:
     """Predictions that are right, over all samples and positions."""
     return reading.correct(outputs, reading.plain_targets(targets))

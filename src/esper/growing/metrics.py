@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
 
+import numpy as np
 from torch import Tensor, nn
 
 from esper.growing import metric_forms as forms
@@ -22,76 +22,69 @@ Reading = Literal["classes", "binary", "multilabel", "numbers"]
 """What targets mean."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Context:
-    """What a metric is made for."""
-
-    name: str
-    terms: RowTerms
-    reading: Reading
-
-    def mean(self, terms: Callable[..., forms.Sums], **options: Any) -> Metric:
-        return forms.MeanMetric(
-            name=self.name, reading=self.terms, terms=partial(terms, self.terms), **options
-        )
-
-    def squares(self, **options: Any) -> Metric:
-        return forms.SquaredErrors(name=self.name, reading=self.terms, in_points=False, **options)
-
-    def labels(self, formula: Callable[..., Any]) -> Metric:
-        return forms.LabelMetric(
-            name=self.name, reading=self.terms, multilabel=self.reading == "multilabel",
-            formula=formula,
-        )  # fmt: skip
-
-    def ranks(self, formula: Callable[..., Any]) -> Metric:
-        return forms.RankMetric(
-            name=self.name, reading=self.terms, multilabel=self.reading == "multilabel",
-            formula=formula,
-        )  # fmt: skip
+Maker = Callable[[str, RowTerms, Reading], Metric]
+"""(name, what targets and outputs mean) -> the metric."""
 
 
-def _accuracy(made: _Context) -> Metric:
-    return made.mean(forms.all_right if made.reading == "multilabel" else forms.right)
+def _mean(terms: Callable[..., forms.Sums], **options: Any) -> Maker:
+    return lambda name, reading, _: forms.MeanMetric(
+        name=name, reading=reading, terms=partial(terms, reading), **options
+    )
 
 
-def _f1_macro(made: _Context) -> Metric:
-    return made.labels(forms.f1_labels if made.reading == "multilabel" else forms.f1_macro)
+def _squares(**options: Any) -> Maker:
+    return lambda name, reading, _: forms.SquaredErrors(
+        name=name, reading=reading, in_points=False, **options
+    )
 
 
-def _f1(made: _Context) -> Metric:
-    if isinstance(made.terms, ClassTerms) and made.terms.classes != 2:
+def _of(kind: Callable[..., Metric], formula: Callable[..., Any]) -> Maker:
+    return lambda name, reading, meaning: kind(
+        name=name, reading=reading, multilabel=meaning == "multilabel", formula=formula
+    )
+
+
+def _unless_multilabel(one: Maker, multilabel: Maker) -> Maker:
+    return lambda name, reading, meaning: (multilabel if meaning == "multilabel" else one)(
+        name, reading, meaning
+    )
+
+
+def _f1(name: str, reading: RowTerms, meaning: Reading) -> Metric:
+    if isinstance(reading, ClassTerms) and reading.classes != 2:
         raise EsperError(
-            f"metric 'f1' is for two classes, the model has {made.terms.classes}: give "
+            f"metric 'f1' is for two classes, the model has {reading.classes}: give "
             f"metric='f1_macro'"
         )
-    return made.labels(forms.f1)
+    return _of(forms.LabelMetric, forms.f1)(name, reading, meaning)
 
 
 LOWER: Final = {"higher_is_better": False, "best": 0.0, "in_points": False}
 LABELLED: Final = ("classes", "binary", "multilabel")
-METRICS: Final[dict[str, tuple[tuple[Reading, ...], Callable[[_Context], Metric]]]] = {
-    "accuracy": (LABELLED, _accuracy),
-    "label_accuracy": (("multilabel",), lambda made: made.mean(forms.right)),
+METRICS: Final[dict[str, tuple[tuple[Reading, ...], Maker]]] = {
+    "accuracy": (LABELLED, _unless_multilabel(_mean(forms.right), _mean(forms.all_right))),
+    "label_accuracy": (("multilabel",), _mean(forms.right)),
     "balanced_accuracy": (
         ("classes", "binary"),
-        lambda made: made.labels(forms.balanced_accuracy),
+        _of(forms.LabelMetric, forms.balanced_accuracy),
     ),
     "f1": (("classes", "binary"), _f1),
-    "f1_macro": (LABELLED, _f1_macro),
-    "roc_auc": (LABELLED, lambda made: made.ranks(forms.area)),
-    "average_precision": (LABELLED, lambda made: made.ranks(forms.average_precision)),
-    "log_loss": (("classes", "binary"), lambda made: made.mean(forms.log_losses, **LOWER)),
+    "f1_macro": (
+        LABELLED,
+        _unless_multilabel(
+            _of(forms.LabelMetric, forms.f1_macro), _of(forms.LabelMetric, forms.f1_labels)
+        ),
+    ),
+    "roc_auc": (LABELLED, _of(forms.RankMetric, forms.area)),
+    "average_precision": (LABELLED, _of(forms.RankMetric, forms.average_precision)),
+    "log_loss": (("classes", "binary"), _mean(forms.log_losses, **LOWER)),
     "perplexity": (
         ("classes",),
-        lambda made: made.mean(forms.log_losses, link=forms.exponential, **LOWER | {"best": 1.0}),
+        _mean(forms.log_losses, link=np.exp, **LOWER | {"best": 1.0}),
     ),
-    "r2": (("numbers",), lambda made: made.squares()),
-    "mae": (("numbers",), lambda made: made.mean(forms.absolute_errors, **LOWER)),
-    "rmse": (
-        ("numbers",),
-        lambda made: made.squares(higher_is_better=False, best=0.0),
-    ),
+    "r2": (("numbers",), _squares()),
+    "mae": (("numbers",), _mean(forms.absolute_errors, **LOWER)),
+    "rmse": (("numbers",), _squares(higher_is_better=False, best=0.0)),
 }
 """Name -> what targets it is for, and how it is made. `explained`, a share of the loss, besides."""
 ALIASES: Final = {
@@ -136,7 +129,7 @@ def make_metric(
             f"metric {name!r}: not for loss {loss.name!r}; give {', '.join(fitting)}, "
             f"{EXPLAINED} or a function"
         )
-    return make(_Context(name, terms, reading))
+    return make(name, terms, reading)
 
 
 def _canonical(name: str) -> str:

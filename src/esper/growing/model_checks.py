@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from esper.growing.data import GrowData
-from esper.growing.parts import Inputs, named_inputs
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import format_error
 from esper.tasks.objectives import TrainingLoss
@@ -72,13 +71,12 @@ def _check_loss(objective: TrainingLoss, logits: Tensor, targets: Tensor) -> Non
 # ---- a model that fails ----------------------------------------------------------------------
 
 
-def model_failure(error: BaseException, model: nn.Module, inputs: Inputs) -> EsperError:
+def model_failure(error: BaseException, model: nn.Module, inputs: Tensor) -> EsperError:
     """Return the line for an exception that the model raised on training inputs."""
-    given = ", ".join(
-        f"{name} {tuple(value.shape)} {dtype_name(value)}" for name, value in named_inputs(inputs)
-    )
     hint = _layout_hint(model, inputs) or _dtype_hint(model, inputs) or _size_hint(model, inputs)
-    hint = hint or _argument_hint(error, inputs)
+    if not hint and isinstance(error, TypeError):
+        hint = "it is called with 1 argument, the inputs of a batch"
+    given = f"inputs {tuple(inputs.shape)} {dtype_name(inputs)}"
     advice = f"; {hint}" if hint else ""
     return EsperError(f"the model fails on {given}: {format_error(error)}{advice}")
 
@@ -90,9 +88,9 @@ def _first(model: nn.Module, *kinds: type[nn.Module]) -> Any:
     return first if isinstance(first, kinds) else None
 
 
-def _layout_hint(model: nn.Module, inputs: Inputs) -> str:
+def _layout_hint(model: nn.Module, inputs: Tensor) -> str:
     conv = _first(model, nn.Conv2d)
-    if conv is None or not isinstance(inputs, Tensor):
+    if conv is None:
         return ""
     wanted, shape = conv.in_channels, tuple(inputs.shape[1:])
     if len(shape) == 3 and shape[-1] == wanted != shape[0] and wanted in _CHANNELS:
@@ -107,40 +105,30 @@ def _layout_hint(model: nn.Module, inputs: Inputs) -> str:
     return ""
 
 
-def _dtype_hint(model: nn.Module, inputs: Inputs) -> str:
-    value = named_inputs(inputs)[0][1]
+def _dtype_hint(model: nn.Module, inputs: Tensor) -> str:
     if _first(model, nn.Embedding) is not None:
-        if value.dtype.is_floating_point:
+        if inputs.dtype.is_floating_point:
             return "its embedding takes integers: give token ids, as in x.long()"
-        most, layer = int(value.max()), _first(model, nn.Embedding)
+        most, layer = int(inputs.max()), _first(model, nn.Embedding)
         if most >= layer.num_embeddings:
             return (
                 f"token id {most}, the embedding has {layer.num_embeddings} rows: ids are 0 to "
                 f"{layer.num_embeddings - 1}"
             )
         return ""
-    if not value.dtype.is_floating_point and _first(model, nn.Conv1d, nn.Conv2d, nn.Linear):
+    if not inputs.dtype.is_floating_point and _first(model, nn.Conv1d, nn.Conv2d, nn.Linear):
         return (
-            f"its weights are float32, the inputs {dtype_name(value)}: convert them in the data, "
+            f"its weights are float32, the inputs {dtype_name(inputs)}: convert them in the data, "
             f"as in x.float() / 255"
         )
     return ""
 
 
-def _size_hint(model: nn.Module, inputs: Inputs) -> str:
-    linear, value = _first(model, nn.Linear), named_inputs(inputs)[0][1]
-    if linear is None or value.shape[-1] == linear.in_features:
+def _size_hint(model: nn.Module, inputs: Tensor) -> str:
+    linear = _first(model, nn.Linear)
+    if linear is None or inputs.shape[-1] == linear.in_features:
         return ""
-    if value[0].numel() == linear.in_features:
+    if inputs[0].numel() == linear.in_features:
         return f"its first Linear takes {linear.in_features}: flatten the inputs, x.flatten(1)"
-    shape = tuple(value.shape[1:])
+    shape = tuple(inputs.shape[1:])
     return f"its first Linear takes {linear.in_features} features, samples are {shape}"
-
-
-def _argument_hint(error: BaseException, inputs: Inputs) -> str:
-    if not isinstance(error, TypeError):
-        return ""
-    if isinstance(inputs, dict):
-        return f"it is called with the keywords {', '.join(inputs)}; choose them with columns="
-    number = len(inputs) if isinstance(inputs, tuple) else 1
-    return f"it is called with {number} argument{'s' * (number > 1)}, the inputs of a batch"

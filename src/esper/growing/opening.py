@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +11,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.growing.arrays import Notes
-from esper.growing.samples import label_column, split_sample
+from esper.growing.arrays import Place
+from esper.growing.samples import label_column, split_columns, split_sample
 from esper.growing.sources import (
     ArraySource,
     DatasetSource,
@@ -28,57 +29,48 @@ ACCEPTED = (
 )
 
 
-def open_source(given: Any, where: str, columns: Sequence[str] | None, notes: Notes) -> Source:
-    """Return the source of a part; `where`: its name in messages."""
-    _refuse_unlikely(given, where)
+def open_source(given: Any, place: Place) -> Source:
+    """Return the source of a part."""
+    _refuse_unlikely(given, place.where)
     if isinstance(given, DataLoader):
-        return _open_loader(given, where, columns, notes)
-    arrays = _open_arrays(given, where, columns, notes)
+        single = given.batch_sampler is None and _yields_samples(given, place)
+        return IterableSource(given, place) if single else LoaderSource(given, place)
+    arrays = _open_arrays(given, place)
     if arrays is not None:
         return arrays
     if hasattr(given, "column_names") and hasattr(given, "with_format"):
-        return _open_table(given, where, columns, notes)
+        return _open_table(given, place)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        return DatasetSource(given, where, columns, notes)
+        return DatasetSource(given, place)
     if isinstance(given, Iterable):
-        return IterableSource(given, where, columns, notes)
-    raise EsperError(f"{where}: got a {type(given).__name__}; {ACCEPTED}")
+        return IterableSource(given, place)
+    raise EsperError(f"{place.where}: got a {type(given).__name__}; {ACCEPTED}")
 
 
-def _open_arrays(
-    given: Any, where: str, columns: Sequence[str] | None, notes: Notes
-) -> Source | None:
+def _open_arrays(given: Any, place: Place) -> Source | None:
     """Return a source of arrays that hold all samples; None if it is something else."""
-    if isinstance(given, TensorDataset) and len(given.tensors) > 1 and columns is None:
-        *inputs, targets = given.tensors
-        return _arrays(inputs, targets, where, notes)
-    if isinstance(given, tuple):
-        return _open_tuple(given, where, columns, notes)
+    if isinstance(given, TensorDataset) and len(given.tensors) > 1 and place.columns is None:
+        given = given.tensors
     if isinstance(given, list) and given and isinstance(given[0], Tensor | np.ndarray):
-        return _open_tuple(tuple(given), where, columns, notes)
-    if _is_frame(given):
-        *names, label = label_column([str(name) for name in given.columns], columns, where)
-        return ArraySource(given[names], given[label], where, notes)
+        given = tuple(given)
+    if isinstance(given, tuple):
+        return _open_tuple(given, place)
+    if hasattr(given, "columns") and hasattr(given, "to_numpy") and hasattr(given, "iloc"):
+        *names, label = label_column(given.columns, place)  # a data frame
+        return ArraySource(given[names], given[label], place)
     if isinstance(given, Mapping) and not hasattr(given, "column_names"):
-        return _open_mapping(given, where, columns, notes)
+        _refuse_parts(given, place.where)
+        return ArraySource(*split_columns(given, label_column(given, place), place.where), place)
     return None
 
 
-def _open_loader(
-    given: DataLoader[Any], where: str, columns: Sequence[str] | None, notes: Notes
-) -> Source:
-    if given.batch_sampler is None and _yields_samples(given, columns, where):
-        return IterableSource(given, where, columns, notes)
-    return LoaderSource(given, where, columns, notes)
-
-
-def _yields_samples(loader: DataLoader[Any], columns: Sequence[str] | None, where: str) -> bool:
+def _yields_samples(loader: DataLoader[Any], place: Place) -> bool:
     """Whether a loader with batch_size=None yields single samples, rather than made batches."""
-    with user_code(f"{where}: the first item of the DataLoader fails"):
+    with user_code(f"{place.where}: the first item of the DataLoader fails"):
         first = next(iter(loader), None)
     if first is None:
         return False
-    target = split_sample(first, columns, where)[1]
+    target = split_sample(first, place)[1]
     return isinstance(target, str | bytes) or not np.ndim(cast(Any, target))
 
 
@@ -102,12 +94,11 @@ def _refuse_unlikely(given: Any, where: str) -> None:
         raise EsperError(f"{where}: the function {name}; give what it returns, as in {name}()")
 
 
-def _open_tuple(
-    given: tuple[Any, ...], where: str, columns: Sequence[str] | None, notes: Notes
-) -> Source:
-    if columns is not None:
+def _open_tuple(given: tuple[Any, ...], place: Place) -> Source:
+    where = place.where
+    if place.columns is not None:
         raise EsperError(
-            f"{where}: columns={tuple(columns)} is for tables and dicts; arrays are given as "
+            f"{where}: columns={tuple(place.columns)} is for tables and dicts; arrays are given as "
             f"(inputs, targets)"
         )
     if len(given) < 2:
@@ -117,40 +108,22 @@ def _open_tuple(
         raise EsperError(
             f"{where}: the last of the tuple is a {type(targets).__name__}; give (inputs, targets)"
         )
-    return _arrays(inputs, targets, where, notes)
+    return ArraySource(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, place)
 
 
-def _arrays(inputs: Sequence[Any], targets: Any, where: str, notes: Notes) -> Source:
-    several = isinstance(inputs[0], tuple) and len(inputs) == 1
-    given = tuple(inputs[0]) if several else tuple(inputs)
-    return ArraySource(given[0] if len(given) == 1 else given, targets, where, notes)
-
-
-def _open_mapping(
-    given: Mapping[Any, Any], where: str, columns: Sequence[str] | None, notes: Notes
-) -> Source:
-    if {"train", "test"} & set(given) and where == "train":
+def _refuse_parts(names: Iterable[Any], where: str) -> None:
+    """Raise if names are those of parts, as in a dict of data sets."""
+    found = [str(name) for name in names]
+    if {"train", "test"} & set(found):
         raise EsperError(
-            f"{where}: a dict of parts ({', '.join(map(str, given))}); give each by itself, as in "
+            f"{where}: a dict of parts ({', '.join(found)}); give each by itself, as in "
             f"train=data['train'], test=data['test']"
         )
-    *names, label = label_column([str(name) for name in given], columns, where)
-    inputs = {name: given[name] for name in names}
-    return ArraySource(inputs[names[0]] if len(names) == 1 else inputs, given[label], where, notes)
 
 
-def _open_table(given: Any, where: str, columns: Sequence[str] | None, notes: Notes) -> Source:
+def _open_table(given: Any, place: Place) -> Source:
     if isinstance(given.column_names, Mapping):
-        parts = ", ".join(map(str, given.column_names))
-        raise EsperError(
-            f"{where}: a dict of parts ({parts}); give each by itself, as in train=data['train']"
-        )
+        _refuse_parts(given.column_names, place.where)
     if not hasattr(given, "__getitem__") or not hasattr(given, "__len__"):
-        return IterableSource(given, where, columns, notes)
-    names = label_column([str(name) for name in given.column_names], columns, where)
-    return TableSource(given, where, names, notes)
-
-
-def _is_frame(given: Any) -> bool:
-    """Whether it is a data frame, of pandas or alike."""
-    return hasattr(given, "columns") and hasattr(given, "to_numpy") and hasattr(given, "iloc")
+        return IterableSource(given, place)
+    return TableSource(given, replace(place, columns=label_column(given.column_names, place)))

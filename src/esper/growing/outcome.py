@@ -37,7 +37,7 @@ def make_result(
 ) -> GrowResult:
     """Judge the networks of the frontier and write the result; what cannot be written is a warning.
 
-    `files`: the networks themselves and the report as well, which takes seconds.
+    `files`: the networks themselves as well, which takes seconds.
     """
     data = problem.data
     rows = search.table.rows
@@ -78,7 +78,7 @@ def make_result(
     )
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
     if files:
-        writes += [lambda: _store_all(models, data, folder, printer.say), result.report]
+        writes.append(lambda: _store_all(models, data, folder, printer.say))
     _write_all(writes, folder, printer)
     return result
 
@@ -147,7 +147,6 @@ def _facts(
     """What the verdict is made from."""
     every = {one.number: one for one in (*record.networks, record.host)}
     pick, host, metric = every[record.pick], record.host, problem.metric
-    length = info.length
     return Facts(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
@@ -156,9 +155,7 @@ def _facts(
         host=Judged(host.params, host.test_score),
         constant=problem.constant_score(problem.data.test),
         difference=difference(measured[pick.number], measured[host.number]),
-        tried=tried_of(
-            rows, host.number, info.budget.params, length, info.full_length, record.complete
-        ),
+        tried=tried_of(rows, host.number, info, record.complete),
     )
 
 

@@ -17,7 +17,7 @@ from esper.growing.parts import GrowPart, RawPart, named_inputs, sample_keys
 from esper.leyline.errors import EsperError, shown
 from esper.tasks.row_terms import dtype_name
 
-MOST_CLASSES: Final = 1000
+MAX_CLASSES: Final = 1000
 """Integer targets with more values than this are not looked at as classes."""
 
 
@@ -94,7 +94,7 @@ def note_new_classes(part: GrowPart, train: GrowPart, where: str, notes: Notes) 
         return
     known, found = (np.unique(each.targets.numpy()) for each in (train, part))
     new = np.setdiff1d(found, known)
-    if len(new) and len(known) <= MOST_CLASSES:
+    if len(new) and len(known) <= MAX_CLASSES:
         number = int(np.isin(part.targets.numpy(), new).sum())
         notes.add(
             f"{where}: {number} samples of labels {shown(new.tolist())} that train does not have; "

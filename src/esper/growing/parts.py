@@ -6,9 +6,9 @@ Shape letters: N samples.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +23,8 @@ from esper.tasks.row_terms import dtype_name
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """One tensor `[N, ...]`, several in the order of the model's arguments, or several by name."""
 Strings = npt.NDArray[np.str_]
-MOST_COMPARED: Final = 1 << 30
+MAX_COMPARED: Final = 1 << 30
 """Bytes of a part up to which it is searched for equal samples: about two seconds."""
-KEY_BYTES: Final = 1 << 22
-"""Bytes that are hashed at a time, so that they stay in a cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,74 +68,94 @@ class RawPart:
     def __len__(self) -> int:
         return len(self.targets)
 
+    def take(self, index_N: Ints) -> RawPart:
+        """Return the given samples."""
+        index = torch.from_numpy(index_N)
+        inputs = map_inputs(lambda value: value[index], self.inputs)
+        targets = self.targets
+        return RawPart(inputs, targets[index if isinstance(targets, Tensor) else index_N])
+
+
+# ---- one input or several ------------------------------------------------------------------------
+
+
+def by_key(inputs: Any) -> dict[Any, Any]:
+    """Inputs by name or number; the key of a single one is None.
+
+    >>> by_key("x"), by_key(("x", "y"))
+    ({None: 'x'}, {0: 'x', 1: 'y'})
+    """
+    if isinstance(inputs, Mapping):
+        return {str(name): value for name, value in inputs.items()}
+    return dict(enumerate(inputs)) if isinstance(inputs, tuple) else {None: inputs}
+
+
+def from_keys(values: dict[Any, Any]) -> Any:
+    """Inputs of `by_key`, in their own form again."""
+    if None in values:
+        return values[None]
+    return tuple(values.values()) if 0 in values else values
+
+
+def input_name(key: Any) -> str:
+    """What an input is called in messages.
+
+    >>> input_name(None), input_name(1), input_name("mask")
+    ('inputs', 'inputs 1', "inputs 'mask'")
+    """
+    return "inputs" if key is None else f"inputs {key!r}"
+
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
     """Apply a function to each tensor."""
-    if isinstance(inputs, Tensor):
-        return function(inputs)
-    if isinstance(inputs, dict):
-        return {name: function(value) for name, value in inputs.items()}
-    return tuple(function(value) for value in inputs)
+    made: Inputs = from_keys({key: function(value) for key, value in by_key(inputs).items()})
+    return made
 
 
 def named_inputs(inputs: Inputs) -> list[tuple[str, Tensor]]:
-    """Return each tensor with its name for messages.
-
-    >>> [name for name, _ in named_inputs((torch.zeros(1), torch.zeros(1)))]
-    ['inputs 0', 'inputs 1']
-    """
-    if isinstance(inputs, Tensor):
-        return [("inputs", inputs)]
-    if isinstance(inputs, dict):
-        return [(f"inputs {name!r}", value) for name, value in inputs.items()]
-    return [(f"inputs {place}", value) for place, value in enumerate(inputs)]
+    """Return each tensor with its name for messages."""
+    return [(input_name(key), value) for key, value in by_key(inputs).items()]
 
 
-def join_inputs(pieces: list[Inputs], where: str, piece: str) -> Inputs:
-    """Concatenate batches of inputs; `piece`: what they are called in messages."""
-    first = pieces[0]
-    for number, other in enumerate(pieces):
-        if _layout(other) != _layout(first):
+def join_parts(pieces: list[RawPart], where: str) -> RawPart:
+    """Concatenate batches."""
+    if len(pieces) == 1:
+        return pieces[0]
+    keys = [_layout(piece.inputs) for piece in pieces]
+    for number, other in enumerate(keys):
+        if other != keys[0]:
             raise EsperError(
-                f"{where}: {piece} {number} has inputs {_layout(other)}, {piece} 0 has "
-                f"{_layout(first)}; give every sample the same"
+                f"{where}: batch {number} has inputs {other}, batch 0 has {keys[0]}; give every "
+                f"sample the same"
             )
-        for (name, one), (_, two) in zip(named_inputs(first), named_inputs(other), strict=True):
-            if one.shape[1:] != two.shape[1:]:
-                raise EsperError(
-                    f"{where}: {name} of {piece} {number} are {tuple(two.shape[1:])} per sample, "
-                    f"of {piece} 0 {tuple(one.shape[1:])}; pad or crop all to one shape"
-                )
-    if isinstance(first, Tensor):
-        return torch.cat([value for value in pieces if isinstance(value, Tensor)])
-    if isinstance(first, dict):
-        dicts = [value for value in pieces if isinstance(value, dict)]
-        return {name: torch.cat([value[name] for value in dicts]) for name in first}
-    tuples = [value for value in pieces if isinstance(value, tuple)]
-    return tuple(torch.cat(values) for values in zip(*tuples, strict=True))
+    inputs = [by_key(piece.inputs) for piece in pieces]
+    joined = {key: _join([one[key] for one in inputs], where, input_name(key)) for key in inputs[0]}
+    targets = [piece.targets for piece in pieces]
+    texts = [value for value in targets if not isinstance(value, Tensor)]
+    if len(texts) == len(pieces):
+        return RawPart(from_keys(joined), np.concatenate(texts))
+    if texts:
+        raise EsperError(f"{where}: some labels are strings, others numbers; give one kind")
+    return RawPart(from_keys(joined), _join(targets, where, "targets"))
 
 
 def _layout(inputs: Inputs) -> str:
     """Describe everything but the shapes."""
-    described = (f"{name} {dtype_name(value)}" for name, value in named_inputs(inputs))
-    return ", ".join(described)
+    return ", ".join(f"{name} {dtype_name(value)}" for name, value in named_inputs(inputs))
 
 
-def join_targets(pieces: list[Tensor | Strings], where: str, piece: str) -> Tensor | Strings:
-    """Concatenate batches of targets."""
-    texts = [value for value in pieces if not isinstance(value, Tensor)]
-    if len(texts) == len(pieces):
-        return np.concatenate(texts)
-    tensors = [value for value in pieces if isinstance(value, Tensor)]
-    if texts:
-        raise EsperError(f"{where}: some labels are strings, others numbers; give one kind")
-    for number, value in enumerate(tensors):
-        if value.shape[1:] != tensors[0].shape[1:]:
+def _join(batches: Sequence[Any], where: str, name: str) -> Tensor:
+    shapes = [tuple(batch.shape[1:]) for batch in batches]
+    for number, shape in enumerate(shapes):
+        if shape != shapes[0]:
             raise EsperError(
-                f"{where}: targets of {piece} {number} are {tuple(value.shape[1:])} per sample, of "
-                f"{piece} 0 {tuple(tensors[0].shape[1:])}; give all one shape"
+                f"{where}: {name} of batch {number} are {shape} per sample, of batch 0 "
+                f"{shapes[0]}; pad or crop all to one shape"
             )
-    return torch.cat(tensors)
+    return torch.cat(list(batches))
+
+
+# ---- contents ------------------------------------------------------------------------------------
 
 
 def input_bytes(inputs: Inputs) -> int:
@@ -146,41 +164,36 @@ def input_bytes(inputs: Inputs) -> int:
 
 
 def fingerprint(parts: Iterable[tuple[str, GrowPart]], other: str = "") -> str:
-    """Return the SHA-256 over names, shapes, dtypes and contents."""
-    digest = hashlib.sha256(other.encode())
+    """Return the SHA-256 over names, shapes, dtypes and contents of parts."""
+    named = []
     for part_name, part in parts:
         extra = [] if part.weights is None else [("weights", part.weights)]
-        for name, value in (*named_inputs(part.inputs), ("targets", part.targets), *extra):
-            head = f"{part_name} {name} {tuple(value.shape)} {dtype_name(value)}\n"
-            digest.update(head.encode())
-            # As bytes: numpy has no bfloat16.
-            digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        every = (*named_inputs(part.inputs), ("targets", part.targets), *extra)
+        named += [(f"{part_name} {name}", value) for name, value in every]
+    return tensor_digest(named, other)
+
+
+def tensor_digest(named: Iterable[tuple[str, Tensor]], other: str = "") -> str:
+    """Return the SHA-256 over names, shapes, dtypes and contents of tensors."""
+    digest = hashlib.sha256(other.encode())
+    for name, value in named:
+        digest.update(f"{name} {tuple(value.shape)} {dtype_name(value)}\n".encode())
+        # As bytes: numpy has no bfloat16.
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def sample_keys(part: GrowPart) -> npt.NDArray[np.uint64]:
+def sample_keys(part: GrowPart) -> Ints:
     """Return a hash of each sample's inputs and target, of 64 bits: equal ones are copies.
 
-    Those of a part beyond `MOST_COMPARED` are random.
+    A part beyond `MAX_COMPARED` counts as free of copies.
     """
-    key_N = np.zeros(len(part), dtype=np.uint64)
-    if input_bytes(part.inputs) > MOST_COMPARED:
-        return np.random.default_rng().integers(0, 2**64, len(part), dtype=np.uint64)
-    for place, (_, value) in enumerate((*named_inputs(part.inputs), ("targets", part.targets))):
-        if not value[:1].numel():
-            continue
-        words = -(-value[:1].nbytes // 8)
-        factors = np.random.default_rng(place).integers(0, 2**63, words, dtype=np.uint64) * 2 + 1
-        rows = max(1, KEY_BYTES // (8 * words))
-        for start in range(0, len(part), rows):
-            some = value[start : start + rows].reshape(-1, value[:1].numel())
-            dense = some.clone(memory_format=torch.contiguous_format)
-            block = dense.view(torch.uint8).numpy()
-            padded = np.zeros((len(block), 8 * words), dtype=np.uint8)
-            padded[:, : block.shape[1]] = block
-            mixed = padded.view(np.uint64)
-            mixed ^= mixed >> 29  # low bits alone would be lost in a product
-            mixed *= factors
-            mixed ^= mixed >> 32
-            key_N[start : start + rows] = key_N[start : start + rows] * 31 + mixed.sum(axis=1)
-    return key_N
+    if input_bytes(part.inputs) > MAX_COMPARED:
+        return np.random.default_rng().integers(-(2**63), 2**63, len(part))
+    tensors = [*(value for _, value in named_inputs(part.inputs)), part.targets]
+    flat = [value.reshape(len(part), -1) for value in tensors]
+    dense = [value.clone(memory_format=torch.contiguous_format) for value in flat]
+    block = torch.cat([value.view(torch.uint8) for value in dense], dim=1).numpy()
+    samples = block.view(np.dtype((np.void, block.shape[1])))[:, 0].tolist()  # as bytes
+    return np.fromiter(map(hash, samples), dtype=np.int64, count=len(part))

@@ -2,7 +2,7 @@
 
 All of them run the same search on the same data, so that whatever one of them measures, the clock
 above all, has to be agreed on. Rank 0 prints, calls back and writes the run folder; the others keep
-what they need of it in a temporary one. A search in one process is `ALONE`.
+what they need of it in a temporary one. A search in one process is `ONE_PROCESS`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Ranks:
         yield
 
 
-ALONE: Final = Ranks()
+ONE_PROCESS: Final = Ranks()
 
 
 class ShardRanks(Ranks):
@@ -110,7 +110,7 @@ class ShardRanks(Ranks):
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Note Ctrl-C and SIGTERM inside the block: `stop` then tells all ranks."""
+        """Note Ctrl-C and SIGTERM inside the block: `stop` then stops all ranks."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -139,4 +139,4 @@ def scratch_folder(copied: Path | None) -> Iterator[Path]:
 
 def ranks_of(executor: str, device: str | torch.device) -> Ranks:
     """The processes of a search under an executor."""
-    return ShardRanks(join_shards(parse_device(device))) if executor == "sharded" else ALONE
+    return ShardRanks(join_shards(parse_device(device))) if executor == "sharded" else ONE_PROCESS

@@ -84,12 +84,3 @@ def choose_rates(
         return kind, (middle / 3, middle, middle * 3)
     rates = (lr,) if isinstance(lr, int | float) else lr
     return kind, tuple(float(rate) for rate in rates)
-
-
-def choose_weight_decay(wanted: float | str, kind: str) -> float:
-    """Weight decay: as wanted, or the default of an optimiser.
-
-    >>> choose_weight_decay("auto", "adamw"), choose_weight_decay(0.3, "adamw")
-    (0.01, 0.3)
-    """
-    return WEIGHT_DECAY[kind] if wanted == "auto" else float(wanted)

@@ -63,18 +63,6 @@ class ResultRecord:
     ended: str = ""
     """Why it came to its end."""
 
-    @property
-    def judged(self) -> list[NetworkRecord]:
-        """Every network with a test score, smallest first."""
-        every = {one.number: one for one in (self.host, *self.networks)}
-        return sorted(every.values(), key=lambda one: one.params)
-
-    def kind(self, network: NetworkRecord) -> str:
-        """How a judged network is marked: `pick`, `host` or `front`."""
-        if network.number == self.pick:
-            return "pick"
-        return "host" if network.number == self.host.number else "front"
-
 
 @dataclass(frozen=True, eq=False)
 class GrownNetwork:
@@ -123,7 +111,7 @@ class GrownNetwork:
     @property
     def places(self) -> tuple[str, ...]:
         """Where seeds could grow, in order."""
-        return self.info.places_of(self.record.variant)
+        return self.info.variant_places[self.info.variants.index(self.record.variant)]
 
     @property
     def seeds(self) -> dict[str, str]:
@@ -132,7 +120,7 @@ class GrownNetwork:
         return {place: name for place, name in pairs if name}
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights alone)."""
+        """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights only)."""
         target = Path(path)
         require_suffix(target)
         export_model(self.model, self.example, target)
@@ -238,36 +226,39 @@ class GrowResult:
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write a self-contained HTML page; returns its path."""
-        from esper.growing.report import write_report
+        from esper.karn.report.page import write_page
 
-        target = self.folder / "report.html" if path is None else Path(path)
-        write_report(self, target)
-        return target
+        return write_page(self.folder, None if path is None else Path(path))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The frontier as a table, its head first, with the model as given beside it."""
+        metric = self.info.metric
+        head = ("", f"test {metric}", "val", "parameters", "MACs", "host runs", "seeds")
+        networks = self.frontier
+        if all(one.record.number != self.record.host.number for one in networks):
+            networks.append(self.host)
+        marks = {self.record.pick: ">"}
+        return [head, *((marks.get(one.record.number, ""), *_cells(one)) for one in networks)]
 
     def _repr_html_(self) -> str:
-        from esper.growing.report import notebook_view
+        from esper.growing.notebook import notebook_view
 
         return notebook_view(self)
 
     def __str__(self) -> str:
-        return "\n".join([self.verdict, "", *table_lines(self), "", f"run folder: {self.folder}"])
+        lines = _aligned(self.rows())
+        return "\n".join([self.verdict, "", *lines, "", f"run folder: {self.folder}"])
 
     __repr__ = __str__
 
 
-def table_lines(result: GrowResult) -> list[str]:
-    """The frontier as a table, with the model as given beside it."""
-    head = ("", f"test {result.info.metric}", "val", "parameters", "MACs", "host runs", "seeds")
-    rows: list[Sequence[str]] = [head]
-    for network in result.frontier:
-        chosen = ">" if network.record.number == result.record.pick else ""
-        rows.append((chosen, *_cells(network)))
-    if all(n.record.number != result.record.host.number for n in result.frontier):
-        rows.append(("", *_cells(result.host)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines; the first column and the last are text, the others are figures."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = (0, len(widths) - 1)
     return [
         "  ".join(
-            cell.ljust(width) if column in (0, 6) else cell.rjust(width)
+            cell.ljust(width) if column in text else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -276,8 +267,11 @@ def table_lines(result: GrowResult) -> list[str]:
 
 def _cells(network: GrownNetwork) -> tuple[str, ...]:
     record = network.record
-    described = network.info.describe(record.variant, record.topology, record.origin)
-    described = "none: your model" if described == "none" else described
+    seeds = [f"{name} {place}" for place, name in network.seeds.items()]
+    width = [f"{record.variant} as wide"] if record.variant else []
+    described = ", ".join((*width, *seeds)) or "none: your model"
+    if record.origin in ("grown", "pruned"):
+        described += f" ({record.origin})"
     if record.cut:
         described += " (cut short)"
     error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import time
@@ -23,18 +22,18 @@ from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_tab
 from esper.growing.ladder import LARGEST_SHARE, Ladder, LadderSettings
 from esper.growing.networks import OVERHEAD, Networks, Variant
 from esper.growing.outcome import make_result
-from esper.growing.parts import GrowPart
+from esper.growing.parts import GrowPart, tensor_digest
 from esper.growing.problem import Model, Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
-from esper.growing.ranks import ALONE, Ranks
+from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.recipes import (
     FULL_RUNS,
     LONGER,
+    WEIGHT_DECAY,
     Length,
     choose_batch_size,
     choose_length,
     choose_rates,
-    choose_weight_decay,
 )
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
@@ -86,7 +85,7 @@ class GrowRun:
         budget: Budget,
         printer: ProgressPrinter,
         began: float,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
         """`began`: when the call began, on the monotonic clock; `ranks`: the processes that train
         every network together.
@@ -97,7 +96,8 @@ class GrowRun:
         self.optimizer, self.rates = choose_rates(
             settings.lr, settings.optimizer, problem.trace.topology
         )
-        self.weight_decay = choose_weight_decay(settings.weight_decay, self.optimizer)
+        decay = settings.weight_decay
+        self.weight_decay = WEIGHT_DECAY[self.optimizer] if decay == "auto" else float(decay)
         data, inputs = problem.data, problem.trace.inputs
         resident = isinstance(data.train, GrowPart)
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
@@ -256,7 +256,7 @@ class GrowRun:
     # ---- the search -----------------------------------------------------------------------
 
     def search(self, folder: GrowFolder, resumed: bool, files: bool = True) -> GrowResult:
-        """Search, and judge what was found; `files`: write the networks and the report, too.
+        """Search, and judge what was found; `files`: write the networks, too.
 
         Of several ranks the first one writes.
         """
@@ -458,11 +458,5 @@ def _starting_weights(model: Model) -> str:
     """SHA-256 of the weights of a model that was given with them; empty: it was not."""
     if not isinstance(model, nn.Module):
         return ""
-    found = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        if isinstance(value, Tensor):
-            found.update(name.encode())
-            found.update(
-                value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-            )
-    return found.hexdigest()
+    state = model.state_dict().items()
+    return tensor_digest((name, value) for name, value in state if isinstance(value, Tensor))

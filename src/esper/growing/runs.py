@@ -1,6 +1,6 @@
 """A run is an ordinary training of a plain module; the table of runs is the state of a search.
 
-A run depends on its row alone: on the network, the weights it starts from, the recipe, the data and
+A run depends only on its row: on the network, the weights it starts from, the recipe, the data and
 the seed, never on what trains beside it or before it.
 """
 

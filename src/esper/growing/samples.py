@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 from torch import Tensor
 
-from esper.growing.arrays import Notes, input_tensor, stack_values, target_values
-from esper.growing.parts import Inputs, RawPart
+from esper.growing.arrays import Place, input_tensor, stack_values, target_values
+from esper.growing.parts import RawPart, by_key, from_keys, input_name
 from esper.leyline.errors import EsperError, shown, unknown_name
 
 LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")
 """Keys that hold the target of a dict sample, unless `columns` names another."""
 
 
-def label_column(names: Sequence[str], columns: Sequence[str] | None, where: str) -> list[str]:
+def label_column(given: Iterable[Any], place: Place) -> list[str]:
     """Return the names of the inputs, then of the target."""
-    if columns is not None:
-        for name in columns:
+    names, where = [str(name) for name in given], place.where
+    if place.columns is not None:
+        for name in place.columns:
             if name not in names:
                 raise unknown_name("column", name, names, f"in {where}")
-        return list(columns)
+        return list(place.columns)
     found = [name for name in names if name in LABEL_KEYS]
     if len(found) != 1:
         problem = f"several may be the target ({', '.join(found)})" if found else "none is a target"
@@ -33,19 +34,26 @@ def label_column(names: Sequence[str], columns: Sequence[str] | None, where: str
     return [name for name in names if name != found[0]] + found
 
 
-def split_sample(
-    sample: object, columns: Sequence[str] | None, where: str
-) -> tuple[object, object]:
+def split_columns(
+    columns: Mapping[Any, Any], names: Sequence[str], where: str
+) -> tuple[Any, object]:
+    """Return (inputs, target) of named columns, the target last."""
+    *inputs, label = names
+    if not inputs:
+        raise EsperError(f"{where}: samples hold only {label!r}, the target; add an input")
+    if len(inputs) == 1:
+        return columns[inputs[0]], columns[label]
+    return {name: columns[name] for name in inputs}, columns[label]
+
+
+def split_sample(sample: object, place: Place) -> tuple[object, object]:
     """Return (inputs, target) of a sample or batch; inputs are one value, a tuple or a dict."""
+    where = place.where
     if isinstance(sample, Mapping):
-        *names, label = label_column([str(name) for name in sample], columns, where)
-        if not names:
-            raise EsperError(f"{where}: samples hold only {label!r}, the target; add an input")
-        inputs = {name: sample[name] for name in names}
-        return (inputs[names[0]] if len(names) == 1 else inputs), sample[label]
-    if columns is not None:
+        return split_columns(sample, label_column(sample, place), where)
+    if place.columns is not None:
         raise EsperError(
-            f"{where}: columns={tuple(columns)} names keys of dict samples, but these are "
+            f"{where}: columns={tuple(place.columns)} names keys of dict samples, but these are "
             f"{type(sample).__name__}; leave columns out, or yield dicts"
         )
     if isinstance(sample, tuple | list):
@@ -83,58 +91,36 @@ def _several(value: object) -> bool:
     )
 
 
-def convert_batch(inputs: object, targets: object, where: str, notes: Notes) -> RawPart:
+def convert_batch(inputs: object, targets: object, place: Place) -> RawPart:
     """Return a batch as tensors, targets possibly as strings."""
-    made = _convert_inputs(inputs, where, notes)
+    where = place.where
+    made = {
+        key: input_tensor(value, f"{where} {input_name(key)}", place.notes)
+        for key, value in by_key(inputs).items()
+    }
     values = target_values(targets, f"{where} targets")
     if not values.ndim:
         raise EsperError(f"{where} targets: one number; give an array with one for each sample")
-    return RawPart(made, values)
+    return RawPart(from_keys(made), values)
 
 
-def _convert_inputs(inputs: object, where: str, notes: Notes) -> Inputs:
-    if isinstance(inputs, Mapping):
-        return {
-            str(name): input_tensor(value, f"{where} inputs {str(name)!r}", notes)
-            for name, value in inputs.items()
-        }
-    if isinstance(inputs, tuple):
-        return tuple(
-            input_tensor(value, f"{where} inputs {place}", notes)
-            for place, value in enumerate(inputs)
-        )
-    return input_tensor(inputs, f"{where} inputs", notes)
-
-
-def collate_samples(
-    samples: Sequence[object],
-    columns: Sequence[str] | None,
-    where: str,
-    notes: Notes,
-    start: int = 0,
-) -> RawPart:
+def collate_samples(samples: Sequence[object], place: Place, start: int = 0) -> RawPart:
     """Return consecutive samples from number `start` on as one batch."""
-    pairs = [split_sample(sample, columns, where) for sample in samples]
-    first = pairs[0][0]
-    inputs: object
-    if isinstance(first, Mapping):
-        inputs = {
-            name: stack_values(
-                [_entry(p[0], name, where) for p in pairs], f"{where} {name!r}", start
-            )
-            for name in first
-        }
-    elif isinstance(first, tuple):
-        inputs = tuple(
-            stack_values(
-                [_entry(p[0], place, where) for p in pairs], f"{where} inputs {place}", start
-            )
-            for place in range(len(first))
-        )
-    else:
-        inputs = stack_values([p[0] for p in pairs], f"{where} inputs", start)
-    targets = _stack_targets([p[1] for p in pairs], where, start)
-    return convert_batch(inputs, targets, where, notes)
+    pairs = [split_sample(sample, place) for sample in samples]
+    inputs = [by_key(one) for one, _ in pairs]
+    for one in inputs:
+        for key in inputs[0]:
+            if key not in one:
+                raise EsperError(
+                    f"{place.where}: the first sample has an input {key!r}, another has none; give "
+                    f"every sample the same"
+                )
+    stacked = {
+        key: stack_values([one[key] for one in inputs], f"{place.where} {input_name(key)}", start)
+        for key in inputs[0]
+    }
+    targets = _stack_targets([target for _, target in pairs], place.where, start)
+    return convert_batch(from_keys(stacked), targets, place)
 
 
 def _stack_targets(targets: list[object], where: str, start: int) -> object:
@@ -145,13 +131,3 @@ def _stack_targets(targets: list[object], where: str, start: int) -> object:
     if any(isinstance(value, str | bytes) for value in targets):
         return targets
     return stack_values(targets, f"{where} targets", start)
-
-
-def _entry(inputs: Any, key: str | int, where: str) -> object:
-    try:
-        return inputs[key]
-    except (KeyError, IndexError, TypeError):
-        raise EsperError(
-            f"{where}: the first sample has an input {key!r}, another has none; give every sample "
-            f"the same"
-        ) from None

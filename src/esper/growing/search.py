@@ -27,7 +27,7 @@ from esper.growing.budget import Budget
 from esper.growing.clock import MARGIN, Clock
 from esper.growing.ladder import Ladder
 from esper.growing.networks import Networks
-from esper.growing.ranks import ALONE, Ranks
+from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 from esper.plotting.pareto import pareto
@@ -109,7 +109,7 @@ class Search:
         observer: Observer,
         limits: Limits,
         clock: Clock,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = ONE_PROCESS,
     ) -> None:
         self.ladder, self.trainer = ladder, trainer
         self.networks: Networks = ladder.networks

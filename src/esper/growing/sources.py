@@ -1,6 +1,6 @@
 """Where samples come from: arrays, datasets, loaders, tables with columns, iterables.
 
-A source can be read as a whole, or in batches, epoch after epoch. `random` tells whether reading
+A source can be read as a whole, or in batches, epoch after epoch. `random`: whether reading
 the same sample again gives other values, as random transforms do.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -24,8 +24,8 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from esper.growing.arrays import Notes
-from esper.growing.parts import RawPart, input_bytes, join_inputs, join_targets
+from esper.growing.arrays import Place
+from esper.growing.parts import RawPart, input_bytes, join_parts
 from esper.growing.samples import collate_samples, convert_batch, split_sample
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
@@ -37,7 +37,7 @@ PROBED_SAMPLES: Final = 8
 PROBED_READS: Final = 4
 """Samples that are read several times to find random transforms: a coin flip in each goes unseen
 once in 10 million times."""
-MOST_UNCOUNTED: Final = 1_000_000
+MAX_UNCOUNTED: Final = 1_000_000
 """Samples that are read into memory from data of unknown length, which may be endless."""
 
 Batches = Iterator[RawPart]
@@ -54,16 +54,22 @@ class Source(abc.ABC):
     indexable: bool = False
     """Whether single samples can be read by number."""
 
-    def __init__(self, where: str, columns: Sequence[str] | None, notes: Notes) -> None:
-        self.where, self.columns, self.notes = where, columns, notes
+    def __init__(self, place: Place) -> None:
+        self.place, self.where = place, place.where
 
     @abc.abstractmethod
     def in_order(self) -> Batches:
         """Yield all samples once, in batches of any size, in their own order."""
 
-    @abc.abstractmethod
     def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
-        """Yield the batches of one epoch of training; `keep`: numbers of samples to use."""
+        """Yield the batches of one epoch of training, in a new random order.
+
+        `keep`: numbers of samples to use.
+        """
+        numbers = np.arange(self.length or 0) if keep is None else keep
+        order = np.random.default_rng(seed).permutation(numbers)
+        for start in range(0, len(order), batch_size):
+            yield self.take(order[start : start + batch_size])
 
     def random(self) -> bool:
         """Whether two reads of a sample differ."""
@@ -82,32 +88,18 @@ class Source(abc.ABC):
             size += input_bytes(piece.inputs)
             samples += len(piece)
             expected = size if self.length is None else size / max(1, samples) * self.length
-            if expected > limit or (self.length is None and samples > MOST_UNCOUNTED):
+            if expected > limit or (self.length is None and samples > MAX_UNCOUNTED):
                 return None
         if not pieces:
             raise EsperError(self.empty_message())
-        return join_raw(pieces, self.where)
+        return join_parts(pieces, self.where)
 
     def empty_message(self) -> str:
         """Return the line that says why there is nothing to read."""
         return f"{self.where} is empty: give at least one sample"
 
-    def _collate(self, samples: Sequence[object], start: int = 0) -> RawPart:
-        return collate_samples(samples, self.columns, self.where, self.notes, start)
-
     def _convert(self, batch: object) -> RawPart:
-        inputs, targets = split_sample(batch, self.columns, self.where)
-        return convert_batch(inputs, targets, self.where, self.notes)
-
-
-def join_raw(pieces: list[RawPart], where: str) -> RawPart:
-    """Concatenate batches."""
-    if len(pieces) == 1:
-        return pieces[0]
-    return RawPart(
-        join_inputs([piece.inputs for piece in pieces], where, "batch"),
-        join_targets([piece.targets for piece in pieces], where, "batch"),
-    )
+        return convert_batch(*split_sample(batch, self.place), self.place)
 
 
 class ArraySource(Source):
@@ -116,9 +108,9 @@ class ArraySource(Source):
     in_memory = True
     indexable = True
 
-    def __init__(self, inputs: object, targets: object, where: str, notes: Notes) -> None:
-        super().__init__(where, None, notes)
-        self.part = convert_batch(inputs, targets, where, notes)
+    def __init__(self, inputs: object, targets: object, place: Place) -> None:
+        super().__init__(place)
+        self.part = convert_batch(inputs, targets, place)
         self.length = len(self.part)
 
     def in_order(self) -> Batches:
@@ -128,19 +120,7 @@ class ArraySource(Source):
 
     def take(self, index_N: Ints) -> RawPart:
         """Return the given samples."""
-        from esper.growing.parts import map_inputs
-
-        index = torch.from_numpy(index_N)
-        targets = self.part.targets
-        chosen = targets[index] if isinstance(targets, Tensor) else targets[index_N]
-        return RawPart(map_inputs(lambda value: value[index], self.part.inputs), chosen)
-
-    def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
-        """Yield batches in a new random order."""
-        numbers = np.arange(len(self.part)) if keep is None else keep
-        order = np.random.default_rng(seed).permutation(numbers)
-        for start in range(0, len(order), batch_size):
-            yield self.take(order[start : start + batch_size])
+        return self.part.take(index_N)
 
 
 class DatasetSource(Source):
@@ -148,28 +128,21 @@ class DatasetSource(Source):
 
     indexable = True
 
-    def __init__(self, data: Any, where: str, columns: Sequence[str] | None, notes: Notes) -> None:
-        super().__init__(where, columns, notes)
+    def __init__(self, data: Any, place: Place) -> None:
+        super().__init__(place)
         self.data = data
-        with user_code(f"{where}: len() of the {type(data).__name__} fails"):
+        with user_code(f"{self.where}: len() of the {type(data).__name__} fails"):
             self.length = len(data)
 
     def in_order(self) -> Batches:
         """Yield the samples by number."""
         for start in range(0, self.length or 0, CHUNK):
             numbers = range(start, min(start + CHUNK, self.length or 0))
-            yield self._collate([self._sample(number) for number in numbers], start)
+            yield collate_samples([self._sample(number) for number in numbers], self.place, start)
 
     def take(self, index_N: Ints) -> RawPart:
         """Read the given samples."""
-        return self._collate([self._sample(int(number)) for number in index_N])
-
-    def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
-        """Yield batches in a new random order."""
-        numbers = np.arange(self.length or 0) if keep is None else keep
-        order = np.random.default_rng(seed).permutation(numbers)
-        for start in range(0, len(order), batch_size):
-            yield self.take(order[start : start + batch_size])
+        return collate_samples([self._sample(int(number)) for number in index_N], self.place)
 
     def random(self) -> bool:
         """Read the first samples several times."""
@@ -184,11 +157,11 @@ class DatasetSource(Source):
 class TableSource(DatasetSource):
     """A table of named columns, as of Hugging Face: `data[a:b]` is a dict of columns."""
 
-    def __init__(self, data: Any, where: str, columns: Sequence[str] | None, notes: Notes) -> None:
+    def __init__(self, data: Any, place: Place) -> None:
         style = getattr(data, "format", None)
         if isinstance(style, Mapping) and style.get("type") is None:
             data = data.with_format("torch")  # plain Python lists otherwise
-        super().__init__(data, where, columns, notes)
+        super().__init__(data, place)
 
     def in_order(self) -> Batches:
         """Yield rows in slices, which is much faster than one by one."""
@@ -201,10 +174,8 @@ class TableSource(DatasetSource):
 class LoaderSource(Source):
     """A `DataLoader`; its collate function makes the batches."""
 
-    def __init__(
-        self, loader: DataLoader[Any], where: str, columns: Sequence[str] | None, notes: Notes
-    ) -> None:
-        super().__init__(where, columns, notes)
+    def __init__(self, loader: DataLoader[Any], place: Place) -> None:
+        super().__init__(place)
         self.loader = loader
         self.batch_size = loader.batch_size
         self.numbers = _sampled_numbers(loader)
@@ -214,8 +185,9 @@ class LoaderSource(Source):
             self.length = len(self.numbers)
             if self.length and not len(loader):
                 raise EsperError(
-                    f"{where}: the DataLoader has drop_last=True, batch_size={loader.batch_size} "
-                    f"and {self.length} samples, so it yields nothing; lower batch_size"
+                    f"{self.where}: the DataLoader has drop_last=True, batch_size="
+                    f"{loader.batch_size} and {self.length} samples, so it yields nothing; lower "
+                    f"batch_size"
                 )
 
     def in_order(self) -> Batches:
@@ -229,7 +201,7 @@ class LoaderSource(Source):
         """Read the samples of these places in the loader's own set."""
         assert self.numbers is not None
         loader = self._loader(self.numbers[index_N], len(index_N), shuffle=False, seed=0)
-        return join_raw(list(self._batches(loader)), self.where)
+        return join_parts(list(self._batches(loader)), self.where)
 
     def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
         """Yield the loader's own batches, or those of its dataset without held-out samples."""
@@ -262,19 +234,13 @@ class LoaderSource(Source):
         )
 
     def _batches(self, loader: DataLoader[Any]) -> Batches:
-        iterator = self._guarded(iter(loader))
-        for batch in iterator:
-            yield self._convert(batch)
-
-    def _guarded(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Yield from the user's code; its errors become one line."""
+        iterator, end = iter(loader), object()
         for number in itertools.count():
             with user_code(f"{self.where}: batch {number} of the DataLoader fails"):
-                try:
-                    batch = next(iterator)
-                except StopIteration:
-                    return
-            yield batch
+                batch = next(iterator, end)
+            if batch is end:
+                return
+            yield self._convert(batch)
 
 
 def _sampled_numbers(loader: DataLoader[Any]) -> Ints | None:
@@ -296,10 +262,8 @@ def _sampled_numbers(loader: DataLoader[Any]) -> Ints | None:
 class IterableSource(Source):
     """An iterable of samples: an `IterableDataset`, a generator, a streamed table."""
 
-    def __init__(
-        self, data: Iterable[Any], where: str, columns: Sequence[str] | None, notes: Notes
-    ) -> None:
-        super().__init__(where, columns, notes)
+    def __init__(self, data: Iterable[Any], place: Place) -> None:
+        super().__init__(place)
         self.data = data
         self.once = isinstance(data, Iterator)
         """Whether it can be iterated a single time, as generators can."""
@@ -316,7 +280,7 @@ class IterableSource(Source):
                 samples = list(itertools.islice(iterator, batch_size))
             if not samples:
                 return
-            yield self._collate(samples, number * batch_size)
+            yield collate_samples(samples, self.place, number * batch_size)
 
     def random(self) -> bool:
         """Start twice and compare the first samples; not possible for generators."""
@@ -348,9 +312,7 @@ def _same(one: Any, two: Any) -> bool:
         return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
     if isinstance(one, tuple | list):
         return len(one) == len(two) and all(map(_same, one, two))
-    if isinstance(one, Tensor | np.ndarray | float | int):
-        first, second = np.asarray(one), np.asarray(two)
-        if first.dtype.kind not in "biuf":
-            return np.array_equal(first, second)
-        return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
+    if isinstance(one, Tensor | np.ndarray | float):
+        # NaN is not equal to itself.
+        return bool(np.asarray((one == two) | ((one != one) & (two != two))).all())
     return bool(one == two)

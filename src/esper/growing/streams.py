@@ -1,6 +1,6 @@
 """Training data that are read again in every epoch: too large for memory, or randomly transformed.
 
-All members share the batches. Shape letters: B batch.
+All runs share the batches. Shape letters: B batch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from esper.growing.labels import LabelMap
-from esper.growing.part_checks import check_finite, describe_samples
-from esper.growing.parts import GrowPart, Inputs, RawPart, named_inputs
+from esper.growing.part_checks import check_values, describe_samples
+from esper.growing.parts import GrowPart, Inputs, RawPart
 from esper.growing.sources import Source
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
@@ -66,8 +66,7 @@ class StreamSource:
     def _part(self, raw: RawPart, number: int) -> GrowPart:
         where = f"{self._source.where}: batch {number} of the stream"
         part = GrowPart(raw.inputs, self._labels.indices(raw.targets, where))
-        for name, value in (*named_inputs(part.inputs), ("targets", part.targets)):
-            check_finite(value, f"{where} {name}")
+        check_values(part, where)
         if hasattr(self, "example") and describe_samples(part) != describe_samples(self.example):
             raise EsperError(
                 f"{where} holds {describe_samples(part)}, the first batch held "

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from esper.growing.folder import GrowInfo
 from esper.growing.measuring import Difference
 from esper.growing.runs import Row
 
@@ -73,15 +74,9 @@ class Facts:
     tried: Tried
 
 
-def tried_of(
-    rows: Sequence[Row],
-    host: int,
-    cap: int | None,
-    batches: int,
-    wanted_batches: int,
-    complete: bool,
-) -> Tried:
+def tried_of(rows: Sequence[Row], host: int, info: GrowInfo, complete: bool) -> Tried:
     """What a search has tried; `host`: number of the model as given."""
+    batches = info.length
     trained = [one for one in rows if one.ended]
     full = [one for one in trained if one.status == "finished" and one.trained >= batches]
     return Tried(
@@ -91,9 +86,9 @@ def tried_of(
         diverged=sum(one.diverged or math.isnan(one.score) for one in trained),
         sizes=tuple(sorted({one.params for one in full})),
         rates=tuple(sorted({one.recipe.lr for one in full})),
-        cap=cap,
+        cap=info.budget.params,
         batches=batches,
-        wanted_batches=max(batches, wanted_batches),
+        wanted_batches=max(batches, info.full_length),
         complete=complete,
     )
 
@@ -117,8 +112,11 @@ def _merit(facts: Facts, value: float) -> float:
 
 
 def _diverged(tried: Tried) -> str:
-    alone = tried.networks == 1
-    who = "your model" if alone else f"{max(1, tried.diverged)} of {tried.networks} networks"
+    who = (
+        "your model"
+        if tried.networks == 1
+        else f"{max(1, tried.diverged)} of {tried.networks} networks"
+    )
     return (
         f"diverged: outputs of {who} became NaN or infinite; lower lr= or clip=, or scale "
         f"inputs and targets"
@@ -186,7 +184,7 @@ def _lacking(facts: Facts) -> list[str]:
     elif room and tried.sizes[-1] <= host.params:
         found.append(f"{_count(tried)}, none larger than your model")
     if tried.networks > 1 and len(tried.rates) < 2:
-        found.append("one learning rate alone in full")
+        found.append("only one learning rate in full")
     if not tried.host_in_full:
         found.append("your model itself was not trained in full")
     return [*found, *_limits(tried)]

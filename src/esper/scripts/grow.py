@@ -115,7 +115,7 @@ def _check(config: Grow) -> None:
 
 def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -> GrowResult:
     from esper.growing.api import grow as grow_model
-    from esper.growing.demo import SmallCNN, digits
+    from esper.scripts.cli.demo import SmallCNN, digits
 
     parts: list[Any]
     if config.model is None:

@@ -36,19 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report(config: Report) -> None:
     """Write the page. Imports are local, so that --help is fast."""
     from esper.karn.report.page import write_page
-    from esper.karn.views import RunKind, kind_of
-    from esper.karn.views.damage import naming_damage
     from esper.scripts.cli.run_paths import find_run
-    from esper.storage.run_files import RESULT
 
-    run = find_run(config.run)
-    if kind_of(run) is RunKind.GROW and (run / RESULT).exists():
-        from esper.growing.result import GrowResult
-
-        with naming_damage(run):
-            say(GrowResult.load(run).report(config.out))
-    else:
-        say(write_page(run, config.out))
+    say(write_page(find_run(config.run), config.out))
 
 
 if __name__ == "__main__":

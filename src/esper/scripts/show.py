@@ -19,7 +19,7 @@ from esper.scripts.cli.command import run_command
 from esper.scripts.cli.output import say
 
 if TYPE_CHECKING:
-    from esper.growing.folder import GrowInfo
+    pass
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ def show_grow_run(path: Path, as_json: bool) -> None:
     """Verdict, frontier and settings; without a result yet, its state."""
     from esper.growing.folder import RESULT, read_info
     from esper.growing.result import GrowResult
+    from esper.karn.report.grow_sections import settings_rows
     from esper.karn.views import run_summary
     from esper.leyline.codec import to_json
     from esper.scripts.runs import entry
@@ -70,16 +71,9 @@ def show_grow_run(path: Path, as_json: bool) -> None:
         say(f"\nrun folder: {path}")
     else:
         say(result)
-    say("\n" + "\n".join(setting_lines(info, found.state.value)))
-
-
-def setting_lines(info: GrowInfo, state: str) -> list[str]:
-    """Settings of a grow run, one line each."""
-    from esper.growing.settings_text import settings_of
-
-    rows = [("state", state), *settings_of(info)]
+    rows = [("state", found.state.value), *settings_rows(path)]
     width = max(len(name) for name, _ in rows)
-    return [f"{name:<{width}}  {value}" for name, value in rows]
+    say("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
 
 
 def show_training_run(path: Path, as_json: bool) -> None:

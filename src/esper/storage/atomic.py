@@ -77,6 +77,14 @@ def write_advice(error: OSError) -> str:
     return "move away what is there" if error.errno in _TAKEN else "check its permissions"
 
 
+def save_file(path: Path, content: bytes) -> None:
+    """Write a file atomically; what keeps it from being written is one line."""
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        raise EsperError(f"cannot write {path}: {error.strerror}; {write_advice(error)}") from error
+
+
 def is_write_failure(error: OSError) -> bool:
     """Whether a write failed for lack of space or permission, or because the name is taken.
 

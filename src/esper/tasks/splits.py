@@ -82,7 +82,7 @@ def has_classes(targets_N: npt.NDArray[Any]) -> bool:
 
 def cut_samples(
     targets_N: npt.NDArray[Any],
-    key_N: npt.NDArray[np.uint64],
+    key_N: Ints,
     shares: Sequence[float],
     seed: int,
     by_class: bool,

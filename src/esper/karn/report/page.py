@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report import sections
+from esper.karn.report import grow_sections, sections
 from esper.karn.report.sections import Section, number
 from esper.karn.views import RunKind, RunSummary
 from esper.karn.views.damage import reader
 from esper.plotting.durations import duration_text
 from esper.plotting.html import STYLE, Markup, markup, table, tag
-from esper.storage.atomic import require_writable, write_atomic
+from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
 
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -34,7 +34,13 @@ SECTIONS: Final[Mapping[RunKind, Sequence[Callable[[Path], Section]]]] = {
         sections.learner,
         sections.speed,
     ),
-    RunKind.GROW: (sections.networks, sections.network_curves),
+    RunKind.GROW: (
+        sections.networks,
+        sections.network_curves,
+        grow_sections.cost,
+        grow_sections.usage,
+        grow_sections.data,
+    ),
     RunKind.COMPARE: (sections.contenders,),
     RunKind.AUDIT: (sections.contenders, sections.networks, sections.network_curves),
 }
@@ -45,7 +51,7 @@ def write_page(run: Path, path: Path | None = None) -> Path:
     place = run / REPORT_PAGE if path is None else path
     content = page(run).encode(errors="backslashreplace")
     require_writable(place, "report to")
-    write_atomic(place, content)
+    save_file(place, content)
     return place
 
 
@@ -138,6 +144,8 @@ def _contender_verdict(found: RunSummary) -> str:
 
 
 def _settings(run: Path, found: RunSummary) -> Markup:
+    if found.kind is RunKind.GROW:
+        return table("Settings of the run", ("setting", "value"), grow_sections.settings_rows(run))
     rows = [
         ("kind", found.kind.value),
         ("task", found.task),

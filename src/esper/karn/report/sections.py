@@ -305,8 +305,9 @@ def networks(run: Path) -> Section:
     """Frontier of networks or topologies."""
     found = views.read_frontier(run)
     host = "your model" if views.kind_of(run) is views.RunKind.GROW else "the bare host"
-    words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others"}
-    dots = [Dot(_seeds(one), one.params, one.score, _kind(one)) for one in found]
+    words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others",
+             "others": "others, validation score"}  # fmt: skip
+    dots = [Dot(_seeds(one), one.params, _shown_score(one), _kind(one)) for one in found]
     head = ("network", "test (interval)", "validation", "parameters", "MACs", "seeds")
     rows = [
         (one.label, interval(one.score), number(one.val_score), f"{one.params:,}",
@@ -320,11 +321,18 @@ def networks(run: Path) -> Section:
     ]  # fmt: skip
 
 
+def _shown_score(one: views.FrontierPoint) -> Estimate:
+    """On test; networks that were not judged on it are shown by validation."""
+    return _exact(one.val_score) if math.isnan(one.score.value) else one.score
+
+
 def _kind(one: views.FrontierPoint) -> str:
     if one.is_pick:
         return "pick"
     if one.is_host:
         return "host"
+    if math.isnan(one.score.value):
+        return "others"
     return "front" if one.on_frontier else "static"
 
 

@@ -1,0 +1,53 @@
+"""The frontier of a result as a picture and a table, for notebooks."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from esper.leyline.statistics import Estimate
+from esper.plotting.frontier_plot import Dot, frontier_plot
+from esper.plotting.html import STYLE, Markup, table, tag
+
+if TYPE_CHECKING:
+    from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
+
+KINDS: Final = {
+    "pick": "the pick",
+    "host": "your model",
+    "front": "frontier",
+    "others": "others, validation score",
+}
+
+
+def notebook_view(result: GrowResult) -> str:
+    """Verdict, frontier and its table."""
+    head, *rows = result.rows()
+    return tag(
+        "div",
+        tag("style", Markup(STYLE)),
+        tag("p", result.verdict, class_="verdict"),
+        tag("figure", frontier_picture(result.record, result.info.metric)),
+        table("Frontier; the pick is marked", head, rows, range(1, 6)),
+        class_="esper-grow",
+    )
+
+
+def frontier_picture(record: ResultRecord, metric: str) -> Markup:
+    """Test score against parameters, with the standard error; others by validation."""
+    judged = {one.number: one for one in (record.host, *record.networks)}
+    dots = [_dot(one, one.test_score, one.test_se, _kind(one, record)) for one in judged.values()]
+    others = [one for one in record.others if one.number not in judged]
+    dots += [_dot(one, one.val_score, math.nan, "others") for one in others]
+    return frontier_plot(dots, f"test {metric}", words=KINDS)
+
+
+def _dot(one: NetworkRecord, score: float, error: float, kind: str) -> Dot:
+    estimate = Estimate(score, score - error, score + error)
+    return Dot(f"network {one.number}", one.params, estimate, kind)
+
+
+def _kind(one: NetworkRecord, record: ResultRecord) -> str:
+    if one.number == record.pick:
+        return "pick"
+    return "host" if one.number == record.host.number else "front"
