@@ -18,10 +18,8 @@ from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig, Si
 from esper.kasmina.activation_gradients import slot_gradient_norms
 from esper.kasmina.saving.saving import population_tensors
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
-from esper.kasmina.tracing import trace_model
 from esper.leyline import BlendStyle, InjectionSpec, LifecycleOp, SeedStage
 from esper.leyline.records import StepRecord
-from hooked_models import HOOKED
 from support import KINDS, BatchNormHost, batch, good_signals, make_population
 
 ADAMW = OptimConfig(kind="adamw", weight_decay=0.1, clip_norm=0.5)
@@ -198,23 +196,6 @@ def twins(executor: str) -> Result:
     return {"batches": torch.stack(rows)} | weights(population)
 
 
-def hooked(executor: str) -> Result:
-    """A model that runs whole, with seeds at hooks in it."""
-    case = HOOKED["encoder"]
-    torch.manual_seed(1)
-    example = case.example(5)
-    host = trace_model(case.build, example)
-    config = PopulationConfig(executor=executor, optim=SGD)  # type: ignore[arg-type]
-    population = Population(host.factory, host.slots, host.blueprints, 1, config=config)
-    x, y = host.inputs.pack(example)[None], torch.arange(5)[None] % 3
-    kinds = population.network.fits_SK
-    population.plant([0], 0, int(np.flatnonzero(kinds[0])[0]))
-    population.germinate([0], 1, int(np.flatnonzero(kinds[1])[-1]))
-    population.begin_step()
-    rows = [measured(population.train_batch(x, y)) for _ in range(3)]
-    return {"batches": torch.stack(rows)} | weights(population)
-
-
 def engine_round(executor: str) -> Result:
     """An episode of the engine under random actions: gates, counterfactuals and a rollback."""
     spec = small_task(episode_length=8, batches_per_step=1, kernel_size=3)
@@ -378,6 +359,5 @@ CASES: dict[str, Callable[[str], Result]] = {
     "recovered": recovered,
     "engine": engine_round,
     "twins": twins,
-    "hooked": hooked,
     "memory": memory,
 }

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 from esper.compare.config import Compare
+from esper.kasmina import BlueprintRegistry
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.train.config import read_train
@@ -73,7 +77,15 @@ def test_ppo_page():
 
 def test_contributing_shows_a_blueprint():
     (block,) = blocks("CONTRIBUTING.md")
-    compile(block, "CONTRIBUTING.md", "exec")  # running it would register an empty blueprint
+    names: dict[str, type[nn.Module]] = {}
+    try:
+        exec(block, names)
+    finally:
+        BlueprintRegistry.unregister("my_seed")
+    seed, x = names["MySeed"](8), torch.randn(2, 8, 5, 5)
+    (step,) = seed.seed_steps({name: value[None] for name, value in seed.named_parameters()})
+    by_steps = F.group_norm(x, step.groups, step.scale[0], step.shift[0])
+    torch.testing.assert_close(seed(x), by_steps)
 
 
 COMMANDS = {

@@ -318,3 +318,12 @@ def test_seed_of_the_run_decides_the_weights():
     assert torch.equal(weights(3), weights(3))
     assert not torch.equal(weights(3), weights(4))
     assert not torch.equal(weights(3)[0], weights(3)[1])
+
+
+def test_hosts_of_images_and_signals_name_their_parameters_alike():
+    settings = {"num_classes": 5, "in_channels": 2, "n_blocks": 2, "pool_layers": 1}
+    image, signal = (make(**settings).state_dict() for make in (CNNHost, SignalHost))
+    assert list(image) == list(signal)
+    kernels = [name for name, value in image.items() if value.ndim == 4]
+    assert kernels == [name for name, value in signal.items() if value.ndim == 3]
+    assert kernels == ["blocks.0.conv.weight", "blocks.1.conv.weight"]

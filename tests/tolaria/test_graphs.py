@@ -124,28 +124,26 @@ def test_held_inputs_keep_their_place_and_take_new_values():
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "executor", "runs_whole", "reason"),
+    ("mode", "device", "executor", "reason"),
     [
-        ("auto", "cpu", "vmap", False, "cpu"),
-        ("auto", "cuda", "loop", True, "by hooks"),
-        ("auto", "cuda", "loop", False, None),
-        ("auto", "cuda", "vmap", False, None),
-        ("on", "cuda", "vmap", False, None),
-        ("on", "cuda", "loop", False, None),
-        ("off", "cuda", "vmap", False, "requested"),
-        ("off", "cpu", "loop", True, "requested"),
+        ("auto", "cpu", "vmap", "cpu"),
+        ("auto", "cuda", "sharded", "messages"),
+        ("auto", "cuda", "loop", None),
+        ("auto", "cuda", "vmap", None),
+        ("on", "cuda", "vmap", None),
+        ("on", "cuda", "loop", None),
+        ("off", "cuda", "vmap", "requested"),
+        ("off", "cpu", "loop", "requested"),
     ],
 )
-def test_graphs_are_for_hosts_on_cuda_that_are_not_run_by_hooks(
-    mode, device, executor, runs_whole, reason
-):
-    why = reason_against_graphs(mode, torch.device(device), executor, runs_whole)
+def test_graphs_are_for_cuda_without_messages_between_ranks(mode, device, executor, reason):
+    why = reason_against_graphs(mode, torch.device(device), executor)
     assert why is None if reason is None else reason in (why or "")
 
 
 def test_insisting_where_there_are_none_is_refused():
     assert "cpu" in refused(lambda: small_engine(graphs="on"))
-    assert "hooks" in refused(lambda: reason_against_graphs("on", CUDA, "loop", True))
+    assert "messages" in refused(lambda: reason_against_graphs("on", CUDA, "sharded"))
     assert "always" in refused(lambda: small_engine(graphs="always"))
 
 

@@ -157,12 +157,9 @@ class GraphReport:
 
 
 def reason_against_graphs(
-    mode: GraphMode, device: torch.device, executor: str = "vmap", runs_whole: bool = False
+    mode: GraphMode, device: torch.device, executor: str = "vmap"
 ) -> str | None:
-    """Return None if work is to be captured, else why not; mode `on` raises instead.
-
-    `runs_whole`: the host is not traced, so its Python may decide differently at each call.
-    """
+    """Return None if work is to be captured, else why not; mode `on` raises instead."""
     if mode not in GRAPH_MODES:
         raise unknown_name("graphs", mode, GRAPH_MODES)
     problem = None
@@ -170,8 +167,6 @@ def reason_against_graphs(
         problem = f"graphs are for CUDA devices, this is {device}"
     elif executor == "sharded":
         problem = "the ranks of executor 'sharded' exchange messages in every batch"
-    elif runs_whole:
-        problem = "the host is not traced and runs whole, by hooks"
     if mode == "on" and problem is not None:
         raise EsperError(f"graphs 'on': {problem}; use graphs 'auto'")
     return "requested" if mode == "off" else problem

@@ -148,7 +148,8 @@ def prepare_run(
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
 
     def read_problem() -> Problem:
-        data = read_data(*parts, settings=settings, sample_weights=sample_weights)
+        train, val, test = parts
+        data = read_data(train, val, test, settings, sample_weights)
         return make_problem(model, data, settings)
 
     problem = ranks.together(read_problem)

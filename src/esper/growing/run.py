@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from esper.device.memory import free_bytes

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from esper.kasmina.blueprints.registry import blueprint as blueprint
     from esper.kasmina.export.member import MorphogeneticModel as MorphogeneticModel
     from esper.kasmina.hosts.cnn import CNNHost as CNNHost
+    from esper.kasmina.hosts.cnn import SignalHost as SignalHost
     from esper.kasmina.hosts.mlp import MLPHost as MLPHost
     from esper.kasmina.hosts.resnet import ResNetHost as ResNetHost
-    from esper.kasmina.hosts.signal import SignalHost as SignalHost
     from esper.kasmina.hosts.transformer import TransformerHost as TransformerHost
     from esper.kasmina.lifecycle.lifecycle import Lifecycle as Lifecycle
     from esper.kasmina.lifecycle.lifecycle import LifecycleConfig as LifecycleConfig
@@ -25,10 +25,9 @@ else:
         __name__,
         {
             ".blueprints.registry": ("BlueprintRegistry", "blueprint"),
-            ".hosts.cnn": ("CNNHost",),
+            ".hosts.cnn": ("CNNHost", "SignalHost"),
             ".hosts.mlp": ("MLPHost",),
             ".hosts.resnet": ("ResNetHost",),
-            ".hosts.signal": ("SignalHost",),
             ".hosts.transformer": ("TransformerHost",),
             ".lifecycle.lifecycle": ("Lifecycle", "LifecycleConfig"),
             ".export.member": ("MorphogeneticModel",),

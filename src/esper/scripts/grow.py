@@ -128,9 +128,12 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
         ]
     settings = {one.name: getattr(config.settings, one.name) for one in fields(config.settings)}
     settings |= {name: _named(settings[name], files) for name in ("loss", "metric")}
+    train, val, test = parts
     return grow_model(
         model,
-        *parts,
+        train,
+        val,
+        test,
         budget,
         **settings,
         name=config.name,

@@ -251,12 +251,10 @@ def suffix_macs(population: Population, x: Tensor) -> Ints:
     """Return `[S]` MACs per sample of the host's segments after each slot; `x` is `[B, ...]`."""
     import torch
 
-    from esper.kasmina.layers.counting import count_macs, flop_counter
+    from esper.kasmina.layers.counting import flop_counter
 
     network = population.network
     host = network.host.template
-    if network.runs_whole:  # computed again as a whole
-        return np.full(len(network.slots), count_macs(host, x), dtype=np.int64)
     was_training = host.training
     host.eval()  # do not update running statistics
     macs_until = []  # of the segments up to each

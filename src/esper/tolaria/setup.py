@@ -135,8 +135,7 @@ def prepare_executor(
         reason = "large images on a CPU; 'vmap' is for small ones"
         population.choice = ExecutorChoice(LoopExecutor(kernels[0]), reason)
     elif chosen and config.profile == "fast":
-        whole = population.network.runs_whole
-        replayed = reason_against_graphs(config.graphs, device, runs_whole=whole) is None
+        replayed = reason_against_graphs(config.graphs, device) is None
         population.choice = autotune_executor(
             population,
             partial(_train_batch, env, x, target, device, precision),
@@ -187,7 +186,7 @@ def make_graph_cache(
     executor = "vmap" if population.network.shards is None else "sharded"
     if population.choice is not None:
         executor = population.choice.executor.name
-    problem = reason_against_graphs(mode, device, executor, population.network.runs_whole)
+    problem = reason_against_graphs(mode, device, executor)
     if problem is not None:
         return None, problem
     reason = "requested" if mode == "on" else f"CUDA and {executor}"

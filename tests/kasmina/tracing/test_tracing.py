@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.export.member import MorphogeneticModel
 from esper.kasmina.stacked.network import StackedNetwork
-from esper.kasmina.tracing import plain_model, trace_model
+from esper.kasmina.tracing import finished_model, planted_model, trace_model
 from esper.leyline import EsperError
 from peculiar_models import (
     ChannelsLast,
@@ -166,8 +166,9 @@ def test_frozen_parameters_stay():
     for _ in range(2):
         population.train_batch(IMAGES[None], torch.tensor([[0, 1, 2, 3]]))
     assert torch.equal(population.member(0).host.trunk[0].weight, before)
-    plain = plain_model(host, population.member(0))
-    assert not plain.get_parameter("trunk.0.weight").requires_grad
+    network = planted_model(host, {host.slots[0]: "conv_light"}, 3)
+    for plain in (network, finished_model(network)):
+        assert not plain.get_parameter("trunk.0.weight").requires_grad
 
 
 def test_unused_parameters_are_kept():
@@ -176,7 +177,8 @@ def test_unused_parameters_are_kept():
     config = PopulationConfig(host_lr=1.0)
     population = Population(host.factory, host.slots, host.blueprints, 2, config=config)
     population.train_batch(VECTORS[None], torch.tensor([[0, 1, 2, 3]]))
-    plain = plain_model(host, population.member(1))
+    assert torch.equal(population.member(1).host.old_head.weight, model.old_head.weight)
+    plain = finished_model(planted_model(host, {}, 3))
     assert torch.equal(plain.get_parameter("old_head.weight"), model.old_head.weight)
     assert plain.get_parameter("old_head.weight").requires_grad
     assert set(model.state_dict()) <= set(plain.state_dict())
@@ -231,10 +233,9 @@ def test_functional_dropout_works_in_both_modes():
     assert not torch.equal(host.train()(IMAGES), host.train()(IMAGES))
 
 
-def test_plain_model_keeps_functional_dropout():
+def test_finished_model_keeps_functional_dropout():
     host = trace_model(FunctionalDropout(), IMAGES)
-    population = Population(host.factory, host.slots, host.blueprints, 1)
-    plain = plain_model(host, population.member(0)).train()
+    plain = finished_model(planted_model(host, {}, 3)).train()
     assert not torch.equal(plain(IMAGES), plain(IMAGES))
 
 
@@ -289,9 +290,7 @@ def test_one_dict_as_the_only_argument():
     example = CASES["dict_input"].example(4)
     model = Batch()
     host = trace_model(model, example)
-    population = Population(host.factory, host.slots, host.blueprints, 1)
-    population.forward(host.inputs.pack(example)[None])
-    plain = plain_model(host, population.member(0))
+    plain = finished_model(planted_model(host, {}, 3))
     torch.testing.assert_close(plain(example), model.eval()(example))
 
 
@@ -343,7 +342,7 @@ def test_population_and_member_load_with_the_traced_factory(tmp_path: Path):
     again = Population.load(tmp_path / "population", host.factory)
     member = MorphogeneticModel.load(tmp_path / "member", host.factory)
     torch.testing.assert_close(member(IMAGES), population.member(0)(IMAGES))
-    torch.testing.assert_close(plain_model(host, member)(IMAGES), member(IMAGES))
+    torch.testing.assert_close(member.to_plain()(IMAGES), member(IMAGES))
     for one in (population, again):
         one.train_batch(IMAGES[None], labels)
     assert torch.equal(again.network.host.flat_EP, population.network.host.flat_EP)

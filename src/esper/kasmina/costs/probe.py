@@ -79,7 +79,7 @@ def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     In full precision: layouts have different kernels, whose rounding adds up in deep hosts.
     """
     host = network.host.template
-    if x.ndim != 4 or network.topology != "cnn" or network.runs_whole:
+    if x.ndim != 4 or network.topology != "cnn":
         return False
     pair = _pair(x)
     outs = []
@@ -136,8 +136,6 @@ def _pair(x: Tensor) -> Tensor:
 
 def _run_chain(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
     """Run the template's segments; return the shape after each, and the output."""
-    if network.runs_whole:
-        return _run_whole(network, x)
     shapes: list[tuple[int, ...]] = []
     h = x.clone()  # a segment may work in place
     for index, segment in enumerate(network.segments):
@@ -155,28 +153,6 @@ def _run_chain(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]
             if spec.position == index:
                 _check_slot(network, slot, h)
     return shapes, h
-
-
-def _run_whole(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
-    """Run a host in one piece; return the shape at each place, and the output."""
-    host = network.host.template
-    # Control flow may pass by a place on this sample.
-    shapes = [(len(x), *shape) for shape in host.place_shapes]  # type: ignore[union-attr]
-
-    def visit(position: int, h: Tensor) -> Tensor:
-        shapes[position] = tuple(h.shape)
-        for slot, spec in enumerate(network.slots):
-            if spec.position == position:
-                _check_slot(network, slot, h)
-        return h
-
-    what = f"host {_name(network)} fails on {tuple(x.shape)}, {_dtype(x.dtype)}"
-    with user_code(what, _advice(network, 0, x), (RuntimeError, ValueError)):
-        out = host(x.clone(), visit)
-    if not isinstance(out, Tensor) or out.shape[:1] != x.shape[:1]:
-        found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise _not_batch_first(network, len(shapes), found, len(x))
-    return [*shapes, tuple(out.shape)], out
 
 
 def _check_slot(network: StackedNetwork, slot: int, h: Tensor) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.costs.probe import HostProbe, probe_template
-from esper.kasmina.layers.counting import count_macs, count_parameters, flop_counter
+from esper.kasmina.layers.counting import count_parameters, flop_counter
 from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.kasmina.plain.plain_graph import plain_parameters
 from esper.kasmina.stacked.network import StackedNetwork
@@ -198,8 +198,6 @@ class TrainingCosts:
     """Incubating seed: its input is detached."""
     frozen_SK: Ints
     """Seed in the suffix of a shadow row: passes the gradient on, does not train."""
-    again_SK: Ints | None = None
-    """Seed before the slot of a shadow row, where the prefix is computed again; None: it is not."""
 
     def relative(self, blueprint_ES: Ints, alpha_ES: Floats, incubating_ES: Bools) -> Doubles:
         """Cost `[E]` of a training batch relative to the bare host's."""
@@ -211,9 +209,6 @@ class TrainingCosts:
         frozen_ES = np.where(blended_ES, self.frozen_SK[slot_S, kind_ES], 0)
         later_ES = frozen_ES.sum(axis=1, keepdims=True) - np.cumsum(frozen_ES, axis=1)
         shadow_ES = self.shadow_SK[slot_S, kind_ES] + self.suffix_S + later_ES
-        if self.again_SK is not None:
-            again_ES = np.where(blended_ES, self.again_SK[slot_S, kind_ES], 0)
-            shadow_ES = shadow_ES + np.cumsum(again_ES, axis=1) - again_ES
         shadow_ES = np.where(held_ES & incubating_ES, shadow_ES, 0)
         total_E = self.host + (main_ES + shadow_ES).sum(axis=1)
         return np.asarray(total_E / self.host, dtype=np.float64)
@@ -226,12 +221,9 @@ class TrainingCosts:
 
 def measure_training_costs(network: StackedNetwork, probe: HostProbe, x: Tensor) -> TrainingCosts:
     """Count training MACs with torch's FLOP counter; `x`: `[B, ...]` inputs of the host."""
-    whole = network.runs_whole
-    modules = [s.module for s in (network.segments[-1:] if whole else network.segments)]
+    modules = [segment.module for segment in network.segments]
     suffix = [
-        _train_macs([_Suffix(modules[-1], spec.position)], x[:1], False, trains=False)
-        if whole
-        else _train_macs(
+        _train_macs(
             modules[spec.position + 1 :], _activation(network, probe, slot), True, trains=False
         )
         for slot, spec in enumerate(network.slots)
@@ -247,7 +239,6 @@ def measure_training_costs(network: StackedNetwork, probe: HostProbe, x: Tensor)
         seed_SK=seed_SK,
         shadow_SK=shadow_SK,
         frozen_SK=frozen_SK,
-        again_SK=_again(network, probe) if whole else None,
     )
 
 
@@ -269,31 +260,6 @@ def _seed_costs(
     if known:
         _KNOWN_TRAINING[key] = costs
     return costs
-
-
-class _Suffix(nn.Module):
-    """A host that runs in one piece, with gradients behind one of its places only."""
-
-    def __init__(self, host: nn.Module, position: int) -> None:
-        super().__init__()
-        self.host = host
-        self.position = position
-
-    def forward(self, x: Tensor) -> Tensor:
-        def visit(position: int, h: Tensor) -> Tensor:
-            return h.detach().requires_grad_() if position == self.position else h
-
-        out: Tensor = self.host(x, visit)
-        return out
-
-
-def _again(network: StackedNetwork, probe: HostProbe) -> Ints:
-    """MACs `[S, K]` of a forward pass of each seed."""
-    again_SK = np.zeros(network.fits_SK.shape, dtype=np.int64)
-    for slot, kind in np.argwhere(network.fits_SK):
-        template = network.seed_template(int(slot), int(kind))
-        again_SK[slot, kind] = count_macs(template, _activation(network, probe, int(slot)))
-    return again_SK
 
 
 def _activation(network: StackedNetwork, probe: HostProbe, slot: int) -> Tensor:

@@ -100,8 +100,6 @@ def vmap_failure(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
 
     Buffers, gradients and random generators are left unchanged.
     """
-    if network.runs_whole:
-        return "it is not traced and runs whole, by hooks"
     member_R = np.arange(min(2, network.members))
     table = whole_rows(member_R, np.zeros((len(member_R), len(network.slots)), dtype=np.float32))
     plan = make_plan(table, life, network.device)

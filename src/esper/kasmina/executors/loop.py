@@ -7,7 +7,7 @@ executor: a row's result does not depend on other rows.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,7 +22,7 @@ from esper.kasmina.executors.base import (
     set_training,
 )
 from esper.kasmina.layers.blending import blend
-from esper.kasmina.layers.random_layers import RowDraws, RowStreams, Site, row_draws
+from esper.kasmina.layers.random_layers import RowStreams, Site, row_draws
 from esper.kasmina.ops.kernel_scope import SharedInput, kernel_scope
 from esper.kasmina.ops.layout import channels_last
 from esper.kasmina.rows.rows import FROM_INPUT, RowPlan
@@ -30,9 +30,6 @@ from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.stacked.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName
-
-Visit = Callable[[int, Tensor], Tensor]
-"""(position, activation) -> activation with the seeds there."""
 
 CHANNELS_LAST_PIXELS: Final = 256
 """Images with at least this many pixels are computed channels last on a CPU."""
@@ -158,10 +155,9 @@ class LoopRun:
     def __post_init__(self) -> None:
         table = self.plan.table
         late = table.start_R != FROM_INPUT
-        if not self.network.runs_whole:
-            self.wanted = set(
-                zip(table.source_R[late].tolist(), table.start_R[late].tolist(), strict=True)
-            )
+        self.wanted = set(
+            zip(table.source_R[late].tolist(), table.start_R[late].tolist(), strict=True)
+        )
         self.fused_pairs = self.network.usable_fused_pairs()
         if _prefers_channels_last(self.network, self.x):
             self.x = channels_last(self.x)
@@ -176,7 +172,7 @@ class LoopRun:
         keeps = self.training and bool(self.plan.main_R[row])
         host = self.network.host
         with host.binding.holding(self._state(host, member, frozen=shadow, keeps=keeps)):
-            return self._whole_row(row) if self.network.runs_whole else self._chain(row)
+            return self._chain(row)
 
     def _chain(self, row: int) -> Tensor:
         network, table = self.network, self.plan.table
@@ -210,36 +206,6 @@ class LoopRun:
     def _input(self, row: int) -> Tensor:
         return self.x[0] if self.x.shape[0] == 1 else self.x[int(self.plan.table.member_R[row])]
 
-    def _whole_row(self, row: int) -> Tensor:
-        """Run a host in one piece; a row that starts at a slot computes the prefix again.
-
-        The prefix draws the numbers of the row that it continues.
-        """
-        network, index = self.network, len(self.network.segments) - 1
-        with self._row_context((network.sites or {}).get(index), self._row_at(row, -1)) as draws:
-
-            def visit(position: int, h: Tensor) -> Tensor:
-                for slot, spec in enumerate(network.slots):
-                    if spec.position == position:
-                        owner = self._row_at(row, slot)
-                        h = self._apply_slot(owner, slot, h, row)
-                        if isinstance(draws, RowDraws):
-                            draws.continue_as(slice(owner, owner + 1))
-                return h
-
-            return self._run_whole(row, network.segments[index], visit)
-
-    def _run_whole(self, row: int, segment: Segment, visit: Visit) -> Tensor:
-        whole: Tensor = segment.module(self._input(row), visit)
-        return whole
-
-    def _row_at(self, row: int, slot: int) -> int:
-        """Return the row that computes a slot, and what follows it, for a row; -1: the input."""
-        table = self.plan.table
-        while int(table.start_R[row]) > slot:
-            row = int(table.source_R[row])
-        return row
-
     def _row_context(
         self, site: Site | None, row: int
     ) -> contextlib.AbstractContextManager[object]:
@@ -264,31 +230,30 @@ class LoopRun:
         while slot < len(slots) and slots[slot].position == index:
             if (row, slot) in self.wanted:
                 self.kept[row, slot] = h.clone()  # the next segment may work in place
-            h = self._apply_slot(row, slot, h, row)
+            h = self._apply_slot(row, slot, h)
             slot += 1
         return h
 
-    def _apply_slot(self, row: int, slot: int, h: Tensor, reader: int) -> Tensor:
-        """Apply a slot of a row; `reader`: the row it is computed for, perhaps a second time."""
+    def _apply_slot(self, row: int, slot: int, h: Tensor) -> Tensor:
         self.network.check_activation(slot, h)
         if self.plan.table.alpha_RS[row, slot] > 0:
-            h = self._apply_seed(row, slot, h, reader)
-        if self.network.tap is not None and row == reader:
+            h = self._apply_seed(row, slot, h)
+        if self.network.tap is not None:
             self.network.tap(slot, h)
         return h
 
-    def _apply_seed(self, row: int, slot: int, h: Tensor, reader: int) -> Tensor:
+    def _apply_seed(self, row: int, slot: int, h: Tensor) -> Tensor:
         plan, network = self.plan, self.network
         member, kind = int(plan.table.member_R[row]), int(plan.blueprint_RS[row, slot])
-        shadow = bool(plan.table.shadow_R[reader])
-        frozen = shadow and int(plan.table.start_R[reader]) != slot
+        shadow = bool(plan.table.shadow_R[row])
+        frozen = shadow and int(plan.table.start_R[row]) != slot
         seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
         if not _supports_any_layout(bank.template):
             seed_in = seed_in.contiguous()
         if bank.writes_input:
             seed_in = seed_in.clone()
-        keeps = self.training and bool(plan.keeps_RS[row, slot]) and row == reader
+        keeps = self.training and bool(plan.keeps_RS[row, slot])
         delta = self._run_store(bank, row, member, frozen, keeps, seed_in)
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])

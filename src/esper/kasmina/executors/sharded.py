@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from esper.device.shards import BatchShare, Shards
 from esper.kasmina.blueprints.seed_places import Segment
 from esper.kasmina.executors.base import ObjectiveOfRows, check_input, set_training
-from esper.kasmina.executors.loop import LoopExecutor, LoopRun, Visit, joined, rows_by_member
+from esper.kasmina.executors.loop import LoopExecutor, LoopRun, joined, rows_by_member
 from esper.kasmina.layers.random_layers import RowStreams, Site, row_draws
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.sharded_norm import whole_batch_norms
@@ -158,7 +158,7 @@ class ShardedRun(LoopRun):
 
     def row(self, row: int) -> Tensor:
         """Compute one row, from the input or from its start slot."""
-        return self._whole_row(row) if self.network.runs_whole else self._chain(row)
+        return self._chain(row)
 
     def _run_segment(self, row: int, segment: Segment, site: Site | None, h: Tensor) -> Tensor:
         def call(x: Tensor) -> Tensor:
@@ -167,9 +167,6 @@ class ShardedRun(LoopRun):
             return out
 
         return self._with_host(row, segment, h, call)
-
-    def _run_whole(self, row: int, segment: Segment, visit: Visit) -> Tensor:
-        return self._with_host(row, segment, self._input(row), lambda x: segment.module(x, visit))
 
     def _with_host(self, row: int, segment: Segment, x: Tensor, call: Call) -> Tensor:
         """Run a segment with its parameters gathered."""

@@ -81,9 +81,6 @@ class MorphogeneticModel(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        if getattr(self.host, "runs_whole", False):
-            out: Tensor = self.host(x, self._visit)
-            return out
         for index, segment in enumerate(self.host.segments()):  # type: ignore[operator]
             x = self._visit(index, segment(x))
         return x
@@ -121,9 +118,6 @@ class MorphogeneticModel(nn.Module):
 
     def to_plain(self) -> GraphModule:
         """Return the member as a graph of torch modules with its own parameters."""
-        if getattr(self.host, "runs_whole", False):
-            whole: GraphModule = self.host.to_plain(self.seeds, self.slots)  # type: ignore[operator]
-            return whole
         return to_plain(self.host, self.seeds, self.slots)
 
     def describe(self) -> str:

@@ -1,15 +1,21 @@
-"""Convolutional host: blocks of convolution, norm, ReLU and max pool, then mean and linear."""
+"""Convolutional hosts: blocks of convolution, norm, ReLU and max pool, then mean and linear.
+
+One chain for images `[B, C, H, W]` (`CNNHost`) and signals `[B, C, L]` (`SignalHost`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from esper.kasmina.layers.layers import (
     ChannelNorm,
+    Conv1d,
     Conv2d,
     Linear,
+    MaxPool1d,
     MaxPool2d,
     channel_means,
     conv_norm_relu,
@@ -29,10 +35,11 @@ class ConvBlock(nn.Module):
     """See `network.FusedRun.returns_new_grad`."""
     new_output = True
     """See `network.FusedRun.returns_new_output`."""
+    convolution: ClassVar[type[Conv1d | Conv2d]] = Conv2d
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
-        self.conv = Conv2d(in_channels, out_channels, kernel_size)
+        self.conv = self.convolution(in_channels, out_channels, kernel_size)
         self.norm = ChannelNorm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,58 +72,78 @@ class Head(nn.Module):
 
     new_grad = True
     """See `network.FusedRun.returns_new_grad`."""
+    axes: ClassVar[tuple[int, ...]] = (-2, -1)
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
         self.linear = Linear(channels, num_classes, gain=HEAD_GAIN)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(channel_means(x))
+        out: Tensor = self.linear(channel_means(x, self.axes))
         return out
 
 
-class CNNHost(nn.Module):
+class SignalBlock(ConvBlock):
+    """The same on signals."""
+
+    convolution = Conv1d
+
+
+class SignalHead(Head):
+    """Mean over time, then a linear layer."""
+
+    axes = (-1,)
+
+
+class ConvHost(nn.Module):
     """A chain of blocks with doubling channels, optionally up to a limit.
 
     Slots: row 0 after each block, before pooling; row 1 after pooling. A block that does not pool
     still has its row-1 slot, right after the row-0 one.
     """
 
-    topology: Topology = "cnn"
+    topology: Topology
+    block: ClassVar[type[ConvBlock]]
+    pool: ClassVar[type[nn.Module]]
+    classifier: ClassVar[type[Head]]
+    usual_channels: ClassVar[int]
+    """Channels of the input unless given."""
 
     def __init__(
         self,
         num_classes: int = 10,
-        in_channels: int = 3,
+        in_channels: int | None = None,
         n_blocks: int = 3,
         base_channels: int = 8,
         pool_layers: int | None = None,
         kernel_size: int = 3,
         max_channels: int | None = None,
     ) -> None:
-        """`pool_layers`: number of leading blocks that pool (default: all).
+        """`in_channels`: 3 for images, 1 for signals unless given.
 
+        `pool_layers`: number of leading blocks that pool (default: all).
         `max_channels`: upper limit of the doubling (default: none).
         """
         super().__init__()
+        given = self.usual_channels if in_channels is None else in_channels
         pools = n_blocks if pool_layers is None else pool_layers
-        sizes = (num_classes, in_channels, n_blocks, base_channels, pools, kernel_size)
-        check_sizes("CNNHost", *sizes)
+        host = type(self).__name__
+        _check_sizes(host, num_classes, given, n_blocks, base_channels, pools, kernel_size)
         most = base_channels * 2**n_blocks if max_channels is None else max_channels
         if most < base_channels:
             raise EsperError(
-                f"CNNHost max_channels={most}: must be base_channels={base_channels} or more"
+                f"{host} max_channels={most}: must be base_channels={base_channels} or more"
             )
         self.channels = tuple(min(most, base_channels * 2**i) for i in range(n_blocks))
-        inputs = (in_channels, *self.channels[:-1])
+        inputs = (given, *self.channels[:-1])
         self.blocks = nn.ModuleList(
-            ConvBlock(c_in, c_out, kernel_size)
+            self.block(c_in, c_out, kernel_size)
             for c_in, c_out in zip(inputs, self.channels, strict=True)
         )
         self.pools = nn.ModuleList(
-            MaxPool2d() if i < pools else nn.Identity() for i in range(n_blocks)
+            self.pool() if i < pools else nn.Identity() for i in range(n_blocks)
         )
-        self.head = Head(self.channels[-1], num_classes)
+        self.head = self.classifier(self.channels[-1], num_classes)
 
     def segments(self) -> Sequence[nn.Module]:
         """block, pool, block, pool, ..., head."""
@@ -137,7 +164,27 @@ class CNNHost(nn.Module):
         return x
 
 
-def check_sizes(
+class CNNHost(ConvHost):
+    """A chain of blocks with doubling channels, up to a limit if given, on `[B, C, H, W]`."""
+
+    topology: Topology = "cnn"
+    block = ConvBlock
+    pool = MaxPool2d
+    classifier = Head
+    usual_channels = 3
+
+
+class SignalHost(ConvHost):
+    """A chain of blocks with doubling channels, up to a limit if given, on `[B, C, L]`."""
+
+    topology: Topology = "signal"
+    block = SignalBlock
+    pool = MaxPool1d
+    classifier = SignalHead
+    usual_channels = 1
+
+
+def _check_sizes(
     host: str,
     num_classes: int,
     in_channels: int,

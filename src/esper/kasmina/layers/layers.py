@@ -240,11 +240,11 @@ class MaxPool2d(nn.MaxPool2d):
         return max_pool2d(x, many_rows=rows)
 
 
-def channel_means(x: Tensor) -> Tensor:
-    """Return the mean of each channel of images `[B, C, H, W]`, before a linear layer."""
+def channel_means(x: Tensor, axes: tuple[int, ...] = (-2, -1)) -> Tensor:
+    """Return the mean of each channel of images `[B, C, H, W]`, or over the last axes given."""
     if isinstance(x, Tensor) and fused.norm_fits(x, 1):
         return fused.squeeze(x)[0]
-    return x.mean(dim=(-2, -1))
+    return x.mean(dim=axes)
 
 
 class LayerScale(nn.Module):

@@ -138,10 +138,6 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """False avoids an import of seconds, and a wrapper around every operation."""
         return False
 
-    def continue_as(self, rows: slice) -> None:
-        """Draw for other rows from now on."""
-        self._rows = rows
-
     def __enter__(self) -> Self:
         if self.site.plain_attention:
             self._context.enter_context(sdpa_kernel(SDPBackend.MATH))

@@ -43,17 +43,8 @@ def to_plain(
     Modules with data-dependent control flow cannot be traced and stay as modules of the user's
     class: `plain.meta["untraced"]` lists them, and a warning is logged.
     """
-    segments, live = copied_parts(host, seeds)
+    segments, live = _copied_parts(host, seeds)
     return _folded(_Chain(_links(segments, live, slots)), f"Plain{type(host).__name__}")
-
-
-def plain_seed(seed: nn.Module) -> fx.GraphModule:
-    """Return a seed alone as a graph of torch modules; `seed` is one of `copied_parts`."""
-    plain = _folded(_Chain([("seed", seed, True)]), "Seed")
-    for node in plain.graph.nodes:
-        if node.op in ("call_module", "get_attr"):
-            node.target = str(node.target).removeprefix("seed.")
-    return fx.GraphModule(plain.get_submodule("seed"), plain.graph, "Seed")
 
 
 def plain_parameters(deltas: Sequence[nn.Module]) -> list[int]:
@@ -242,7 +233,7 @@ def _install(root: nn.Module, path: str, module: nn.Module) -> None:
     root.add_module(name, module)
 
 
-def copied_parts(
+def _copied_parts(
     host: nn.Module, seeds: nn.ModuleDict
 ) -> tuple[list[tuple[str | None, nn.Module]], dict[str, nn.Module]]:
     """Copy segments (with their names in the host) and live seeds, replacing our layers."""

@@ -108,13 +108,15 @@ class StackedNetwork:
             keep_freed_memory()
         initialiser = Initialiser(host_factory)
         template = as_host(initialiser.template)
+        if getattr(template, "runs_whole", False):
+            raise EsperError(
+                f"{type(template).__name__} is no chain of segments: it could not be traced and "
+                f"runs whole, by hooks; a population cannot hold it, grow it with esper.grow"
+            )
         self.topology: Topology = template.topology
         self.host = self._store(initialiser, _units(named_segments(template)))
         self.segments = named_segments(template)  # once it is on its device: that replaces buffers
         self.host.binding = Binding(self.host.template, [s.module for s in self.segments])
-        self.runs_whole: bool = getattr(template, "runs_whole", False)
-        """Whether the host runs in one piece, the last segment, and its slots are hooks in it
-        (`tracing.hooks`): only the loop executor can."""
         self.slots = enabled_slots(template, slots, len(self.segments))
         self.sites: dict[int, Site] | None = None
         """Position -> site of each segment that draws random numbers in training; None until an
@@ -173,10 +175,7 @@ class StackedNetwork:
         """Find the segments that draw random numbers in training, from two or more samples."""
         self.sites = {}
         sources: list[str] = []
-        last = len(self.segments) - 1
         for position, segment in enumerate(self.segments):
-            if self.runs_whole and position < last:
-                continue
             found = find_draws(f"segment {position}", segment.module, x)
             x = found.out
             sources += found.uncontrolled

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from esper.kasmina.tracing.host import fitting_blueprints as fitting_blueprints
     from esper.kasmina.tracing.host import trace_model as trace_model
     from esper.kasmina.tracing.inputs import Inputs as Inputs
-    from esper.kasmina.tracing.plain import plain_model as plain_model
     from esper.kasmina.tracing.planting import carry_weights as carry_weights
     from esper.kasmina.tracing.planting import planted_model as planted_model
     from esper.kasmina.tracing.planting import silence as silence
@@ -27,7 +26,6 @@ else:
             ".finishing": ("finished_model",),
             ".host": ("HostTrace", "TracedHost", "fitting_blueprints", "trace_model"),
             ".inputs": ("Inputs",),
-            ".plain": ("plain_model",),
             ".planting": ("carry_weights", "planted_model", "silence"),
             ".widths": ("ScaledModel", "scaled_factory", "scaled_model"),
         },

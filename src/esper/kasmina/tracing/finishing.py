@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from esper.kasmina.plain.plain_graph import GraphCall, LeafTracer, fold
 from esper.kasmina.tracing.hook_plain import pick_hook
-from esper.kasmina.tracing.plain import keep_unused
 from esper.kasmina.tracing.planting import PickOutput, copy_inputs, seed_folder
 
 
@@ -29,9 +28,39 @@ def finished_model(network: nn.Module) -> nn.Module:
     plain = fold(whole, seeds, type(network).__name__, _GraphTracer())
     unread = [n for n in whole.graph.nodes if n.op == "get_attr" and not n.users]
     named = {str(node.target): operator.attrgetter(str(node.target))(whole) for node in unread}
-    keep_unused(plain.graph, plain, named)
+    _keep_unused(plain.graph, plain, named)
     plain.recompile()
     return plain.eval()
+
+
+def _keep_unused(graph: fx.Graph, root: nn.Module, unused: Mapping[str, Tensor]) -> None:
+    """Keep tensors that the graph does not use, as in the user's model."""
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for name, value in unused.items():
+        if _install(root, name, value):
+            with graph.inserting_before(first):
+                graph.create_node(
+                    "get_attr", name
+                )  # without users: only so does a copy or a pickle keep it
+
+
+def _install(root: nn.Module, path: str, value: object) -> bool:
+    """Put a module or tensor at a path; False if another one is there."""
+    *above, name = path.split(".")
+    for part in above:
+        if part not in root._modules:
+            if hasattr(root, part):
+                return False
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    found = getattr(root, name, None)
+    if found is not None:
+        return found is value
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        root.register_buffer(name, value)
+    else:
+        setattr(root, name, value)
+    return True
 
 
 class _GraphTracer(LeafTracer):

@@ -1,4 +1,4 @@
-"""A grown member of a model that runs by hooks, as the user's own class.
+"""Seeds in a model that runs by hooks, which stays of the user's own class.
 
 Seeds are `fx.GraphModule`s below `seeds`, registered as forward hooks of the modules they follow:
 nothing of Esper is in the model, and copies and pickles keep them.
@@ -7,72 +7,12 @@ nothing of Esper is in the model, and copies and pickles keep them.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor, fx, nn
-
-from esper.kasmina.plain.plain_graph import LeafTracer, copied_parts, plain_seed
-from esper.kasmina.tracing.inputs import Inputs
-from esper.leyline.slots import InjectionSpec
+from torch import fx, nn
 
 if TYPE_CHECKING:
-    from esper.kasmina.tracing.hooks import HookedHost, OutputKey
-
-
-def grown_model(
-    host: HookedHost, seeds: nn.ModuleDict, slots: Sequence[InjectionSpec]
-) -> nn.Module:
-    """Return a copy of the user's model with live seeds in it, in eval mode.
-
-    It takes the raw inputs and returns the tensor that was trained on.
-    """
-    segments, live = copied_parts(host, seeds)
-    copied: HookedHost = segments[-1][1]  # type: ignore[assignment]
-    model = copied.model
-    held = nn.ModuleDict()
-    for spec in slots:
-        if spec.slot_id in live:
-            place = copied.plan.places[spec.position]
-            held[spec.slot_id] = seed_hook(plain_seed(live[spec.slot_id]), place.in_tuple)
-            module = model.get_submodule(place.path)
-            module.register_forward_hook(held[spec.slot_id])
-    if len(held):
-        folder = "seeds"
-        while hasattr(model, folder):
-            folder += "_"
-        model.add_module(folder, held)
-    if copied.plan.key.key is not None:
-        model.register_forward_hook(pick_hook(copied.plan.key))
-    return model.eval()
-
-
-def packed_model(
-    host: HookedHost, seeds: nn.ModuleDict, slots: Sequence[InjectionSpec]
-) -> fx.GraphModule:
-    """Return the same as a graph that takes packed inputs."""
-    whole = _Packed(grown_model(host, seeds, slots), host.plan.inputs)
-    graph = _ModelTracer().trace(whole)
-    plain = fx.GraphModule(whole, graph, f"Plain{type(host).__name__}")
-    plain.graph._tracer_cls = None  # a pickled graph would refer to our tracer
-    plain.meta["untraced"] = ("model",)
-    return plain.eval()
-
-
-class _Packed(nn.Module):
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        super().__init__()
-        self.model = model
-        self._inputs = inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._inputs.call(self.model, self._inputs.unpack(x))
-        return out
-
-
-class _ModelTracer(LeafTracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name == "model"
+    from esper.kasmina.tracing.hooks import OutputKey
 
 
 def seed_hook(seed: fx.GraphModule, in_tuple: bool) -> fx.GraphModule:

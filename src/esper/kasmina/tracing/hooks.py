@@ -3,8 +3,8 @@
     host = HookedHost(model, plan)
     out = host(x, visit)        # `visit(place, h)` returns what is passed on instead of h
 
-There is no chain to continue in its middle: the loop executor runs the model once for each row, and
-a row that starts at a slot computes what is before the slot again.
+There is no chain to continue in its middle, so a population cannot hold it; `planting` makes an
+ordinary module of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.device.rng import forked_rng
@@ -108,7 +108,8 @@ class HookedHost(nn.Module):
     """A user's model that runs whole; parameters and buffers keep the user's names."""
 
     runs_whole: bool = True
-    """Its segments are no chain: `forward(x, visit)` is the only way through."""
+    """Its segments are no chain: `forward(x, visit)` is the only way through. Populations refuse
+    it."""
 
     def __init__(self, model: nn.Module, plan: HookPlan) -> None:
         """`model` belongs to the host from now on."""
@@ -135,11 +136,6 @@ class HookedHost(nn.Module):
     def topology(self) -> Topology:
         """Kind of network."""
         return self._plan.topology
-
-    @property
-    def place_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Activation of one sample of the example at each place."""
-        return tuple(place.shape for place in self._plan.places)
 
     def segments(self) -> Sequence[nn.Module]:
         """The modules with a slot behind them, and the whole host."""
@@ -184,12 +180,6 @@ class HookedHost(nn.Module):
         self.model.train(mode)
         self.training = self.model.training
         return self
-
-    def to_plain(self, seeds: nn.ModuleDict, slots: Sequence[InjectionSpec]) -> fx.GraphModule:
-        """Return a member as a graph that calls the user's model, for packed inputs."""
-        from esper.kasmina.tracing.hook_plain import packed_model
-
-        return packed_model(self, seeds, slots)
 
 
 def _hook(index: int, visit: Visit) -> Callable[..., Any]:

@@ -38,7 +38,7 @@ from esper.kasmina.tracing.hook_plain import pick_hook, seed_hook
 from esper.kasmina.tracing.hooks import HookedHost, OutputKey
 from esper.kasmina.tracing.host import HostTrace, TracedHost
 from esper.kasmina.tracing.mode_graphs import mode_graph
-from esper.kasmina.tracing.plain import take_raw_inputs
+from esper.kasmina.tracing.raw_inputs import take_raw_inputs
 from esper.kasmina.tracing.tracer import FLAG
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, is_slot_id
