@@ -146,7 +146,11 @@ def test_a_network_that_grew_starts_as_its_parent(tmp_path):
     """With one seed more, its last scale 0, it computes what the finished run computes."""
     found = grow(tmp_path, budget=esper.Budget(host_runs=1), widths=())
     run = prepare_run(
-        model, (data(),), None, GrowSettings(device="cpu"), ProgressPrinter(verbose=False)
+        model,
+        (data(), None, None),
+        None,
+        GrowSettings(device="cpu"),
+        ProgressPrinter(verbose=False),
     )
     run.folder = found.folder
     (parent,) = read_table(found.folder).rows

@@ -128,7 +128,7 @@ def _run_folder(
 
 def prepare_run(
     model: Model,
-    parts: Sequence[Any],
+    parts: tuple[Any, Any, Any],
     budget: Budget | None,
     settings: GrowSettings,
     printer: ProgressPrinter,
@@ -148,8 +148,7 @@ def prepare_run(
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
 
     def read_problem() -> Problem:
-        train, val, test = parts
-        data = read_data(train, val, test, settings, sample_weights)
+        data = read_data(*parts, settings, sample_weights)
         return make_problem(model, data, settings)
 
     problem = ranks.together(read_problem)

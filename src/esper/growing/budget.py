@@ -42,6 +42,11 @@ class Budget:
         if self.params is not None and self.params != int(self.params):
             raise EsperError(f"budget params={self.params}: give a whole number of parameters")
 
+    @property
+    def seconds(self) -> float:
+        """Longest wall-clock time; infinite: no limit."""
+        return math.inf if self.minutes is None else 60.0 * self.minutes
+
     def allows(self, params: int, macs: int) -> bool:
         """Whether a network is within the limits."""
         within = self.params is None or params <= self.params

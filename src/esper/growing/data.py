@@ -77,11 +77,6 @@ class GrowData:
         """Return the first training samples."""
         return self.sample.take(slice(samples))
 
-    @property
-    def weighted(self) -> bool:
-        """Whether training samples have weights."""
-        return self.sample.weights is not None
-
     def with_weighted_targets(self) -> GrowData:
         """The same data with weights in the targets; samples of val and test count 1 each."""
         assert isinstance(self.train, GrowPart), "a stream has no weights"
@@ -118,6 +113,16 @@ def _weights(given: Any) -> Tensor:
         raise EsperError(
             f"sample_weights={shown(given)}: give an array of one number for each sample"
         ) from error
+
+
+def _labelled(given: dict[str, RawPart], labels: LabelMap) -> dict[str, GrowPart]:
+    """Parts with labels as class indices; all their numbers are finite."""
+    parts = {
+        name: GrowPart(raw.inputs, labels.indices(raw.targets, name)) for name, raw in given.items()
+    }
+    for name, part in parts.items():
+        check_values(part, name)
+    return parts
 
 
 class _Reader:
@@ -182,14 +187,9 @@ class _Reader:
 
     def _in_memory(self, whole: RawPart, given: dict[str, RawPart]) -> GrowData:
         labels = LabelMap.of([whole.targets])
-        parts = {
-            name: GrowPart(raw.inputs, labels.indices(raw.targets, name))
-            for name, raw in (("train", whole), *given.items())
-        }
-        for name, part in parts.items():
-            check_values(part, name)
-            if name != "train":
-                check_like_train(part, parts["train"], name)
+        parts = _labelled({"train": whole} | given, labels)
+        for name in given:
+            check_like_train(parts[name], parts["train"], name)
         check_classes(parts["train"], labels.classes)
         for name in given:
             note_new_classes(parts[name], parts["train"], name, self.notes)
@@ -272,12 +272,8 @@ class _Reader:
         check_lengths(first, "train")
         labels = LabelMap.of([first.targets, *(raw.targets for raw in given.values())])
         train = StreamSource(self.source, size, labels, keep, self.seed)
-        parts = {
-            name: GrowPart(raw.inputs, labels.indices(raw.targets, name))
-            for name, raw in given.items()
-        }
+        parts = _labelled(given, labels)
         for name, part in parts.items():
-            check_values(part, name)
             check_like_train(part, train.example, name)
         if given["test"] is given["val"]:
             parts["test"] = parts["val"]

@@ -48,13 +48,12 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     example = data.example()
     _try_model(model, example.inputs)
     trace = trace_model(model, example.inputs, settings.slots, settings.output, needs_slots=False)
-    if settings.blueprints is not None:
-        trace = limit_blueprints(trace, settings.blueprints)
+    trace = limit_blueprints(trace, settings.blueprints)
     host = trace.factory().eval()
     with torch.no_grad():
         outputs = host(trace.inputs.pack(example.inputs))
     loss, shape = settings.loss, tuple(outputs.shape[1:])
-    weighted = data.weighted
+    weighted = data.sample.weights is not None
     if weighted:
         # Beside their weights labels are floats, which would be taken for numbers to predict.
         loss = choose_loss(data.sample.targets, shape) if loss == "auto" else loss
@@ -108,8 +107,10 @@ def _try_model(model: Model, inputs: Inputs) -> None:
                 part.training = mode
 
 
-def limit_blueprints(trace: HostTrace, blueprints: Sequence[str]) -> HostTrace:
-    """The same host with some of its blueprints."""
+def limit_blueprints(trace: HostTrace, blueprints: Sequence[str] | None) -> HostTrace:
+    """The same host with some of its blueprints; None: all."""
+    if blueprints is None:
+        return trace
     for name in blueprints:
         if name not in trace.blueprints:
             raise unknown_name("blueprint", name, trace.blueprints, f"for {trace.name}")

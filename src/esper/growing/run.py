@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -110,7 +111,7 @@ class GrowRun:
             loss=scalar_loss(problem.loss),
             metric=problem.metric,
             device=self.device,
-            amp=self._mixed_precision(),
+            amp=self.device.type == "cuda" if settings.amp == "auto" else settings.amp,
         )
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
@@ -122,11 +123,6 @@ class GrowRun:
             lambda number: weights_path(self.folder, number),
             OVERHEAD.get(self.device.type, OVERHEAD["cpu"]) / size,
         )
-
-    def _mixed_precision(self) -> bool:
-        """Whether networks train in bfloat16: on a GPU, unless the user says no."""
-        amp = self.settings.amp
-        return self.device.type == "cuda" if amp == "auto" else bool(amp)
 
     def _train_data(self) -> Samples | StreamReader:
         train, inputs = self.problem.data.train, self.problem.trace.inputs
@@ -145,7 +141,7 @@ class GrowRun:
             self.length, self.each = self.full, math.nan
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
-                self.length = self._in_time(60.0 * self.budget.minutes)
+                self.length = self._in_time(self.budget.seconds)
         size = self.networks.base.size(self.networks.base.bare)
         self.limits = Limits.of(
             self.budget, self.length.batches, self.length.batch_size, size.train_macs,
@@ -189,15 +185,11 @@ class GrowRun:
         batches = max(1, int(left / (self.each * FULL_RUNS)))
         return self.full if batches >= self.full.batches else self.full.cut(batches)
 
-    @property
+    @cached_property
     def trainer(self) -> Trainer:
         """Trains the runs."""
-        if not hasattr(self, "_trainer"):
-            seconds = math.inf if self.budget.minutes is None else 60.0 * self.budget.minutes
-            self._trainer = trainer_for(
-                self.task, seconds, self.ranks, JobSettings(on=self.settings.on)
-            )
-        return self._trainer
+        jobs = JobSettings(on=self.settings.on)
+        return trainer_for(self.task, self.budget.seconds, self.ranks, jobs)
 
     # ---- widths ---------------------------------------------------------------------------
 
@@ -205,9 +197,7 @@ class GrowRun:
         problem, settings = self.problem, self.settings
         example = problem.data.example().inputs
         trace = scaled_model(problem.model, example, factor, settings.output, settings.slots).host
-        return (
-            trace if settings.blueprints is None else limit_blueprints(trace, settings.blueprints)
-        )
+        return limit_blueprints(trace, settings.blueprints)
 
     def _other_widths(self, search: Search) -> Sequence[Variant]:
         """The model at other widths, as far as it can be scaled and the budget allows."""
@@ -297,8 +287,7 @@ class GrowRun:
             ),
             self.networks,
         )
-        minutes, data = self.budget.minutes, self.problem.data
-        limit = math.inf if minutes is None else 60.0 * minutes
+        data, limit = self.problem.data, self.budget.seconds
         share = len(data.test) / max(1, len(data.val))
         clock = Clock(self.ranks.now, self._began, limit, table.seconds, share)
         if math.isfinite(self.each):

@@ -117,15 +117,12 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
     from esper.growing.api import grow as grow_model
     from esper.scripts.cli.demo import SmallCNN, digits
 
-    parts: list[Any]
+    train: Any
     if config.model is None:
-        model, parts = SmallCNN, [digits(), None, None]
+        model, train, val, test = SmallCNN, digits(), None, None
     else:
-        model = files.find(config.model)
-        parts = [
-            None if reference is None else files.data(reference)
-            for reference in (config.train, config.val, config.test)
-        ]
+        model, given = files.find(config.model), (config.train, config.val, config.test)
+        train, val, test = (None if one is None else files.data(one) for one in given)
     settings = {one.name: getattr(config.settings, one.name) for one in fields(config.settings)}
     settings |= {name: _named(settings[name], files) for name in ("loss", "metric")}
     train, val, test = parts
