@@ -73,8 +73,7 @@ def grow(
     """
     given, began = locals(), time.monotonic()
     settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})
-    copied = read_sources(sources)
-    ranks = ranks_of(executor, device)
+    copied, ranks = read_sources(sources), ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
         run = prepare_run(
