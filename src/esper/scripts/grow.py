@@ -125,7 +125,6 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
         train, val, test = (None if one is None else files.data(one) for one in given)
     settings = {one.name: getattr(config.settings, one.name) for one in fields(config.settings)}
     settings |= {name: _named(settings[name], files) for name in ("loss", "metric")}
-    train, val, test = parts
     return grow_model(
         model,
         train,
