@@ -1,9 +1,11 @@
-"""An audit is run, analysed, followed by a live policy and judged on: commands alone."""
+"""An audit is run, analysed, followed by a live policy, shown and judged on: commands alone."""
 
 from __future__ import annotations
 
 import json
 
+from esper.karn import views
+from esper.karn.views import RunKind, RunState
 from esper_lab.audit import report
 from esper_lab.audit.records import read_audit
 from esper_lab.commands import audit, bench
@@ -27,6 +29,10 @@ def test_an_audit_is_run_analysed_followed_live_and_judged_on(tmp_path, capsys, 
     found = read_audit(folder)
     assert found.records.accuracy_CHKT.shape == (2, 2, 3, 3)
     assert (folder / "live" / "one.parquet").exists()
+    shown = views.run_summary(folder)
+    assert (shown.kind, shown.state, shown.done) == (RunKind.AUDIT, RunState.FINISHED, 2)
+    assert {point.is_host for point in views.read_frontier(folder)} == {True, False}
+    assert "oracle" in {one.label for one in views.read_contenders(folder)}
     words = ("--policies", "one", "random", "--episodes", "1", "--json")
     assert bench.main([str(folder), *words]) == 0
     rows = json.loads(capsys.readouterr().out)["audit"]["policies"]
