@@ -82,7 +82,7 @@ def measure(config: BenchmarkBlocks) -> None:
     if not torch.cuda.is_available():
         raise EsperError("benchmark_blocks needs a CUDA device: run it where there is one")
     device = torch.device("cuda", torch.cuda.current_device())
-    problem = compiled.obstacle(device)
+    problem = compiled.unsupported_reason(device)
     if problem is not None:
         raise EsperError(f"fused blocks do not run on {device}: {problem}")
     shapes = [BlockShape(i, o, s, s, channel_groups(o)) for i, o, s in SHAPES]

@@ -25,7 +25,7 @@ DEVICE = torch.device("cuda", 0)
 def fused_blocks():
     from esper.kasmina.ops.kernels import compiled
 
-    reason = compiled.obstacle(DEVICE) if torch.cuda.is_available() else "no CUDA device"
+    reason = compiled.unsupported_reason(DEVICE) if torch.cuda.is_available() else "no CUDA device"
     if reason is not None:
         pytest.skip(f"no fused blocks here: {reason}")
 
@@ -64,7 +64,7 @@ def test_every_number_of_the_output_is_written():
         del poison  # the allocator hands this memory out next
         out, dx, *rest = computed(given, True)
         assert all(v.isfinite().all() for v in (out, dx, *rest))
-    assert blocks.obstacle(shape(16, 32, 8), DEVICE) is None
+    assert blocks.unsupported_reason(shape(16, 32, 8), DEVICE) is None
 
 
 def trained(kernels: str, batches: int = 3):

@@ -22,11 +22,11 @@ if not can_build_kernels():
 
 from esper.kasmina.ops.kernels.batches import gather_batch
 from esper.kasmina.ops.kernels.convolution import convolve
-from esper.kasmina.ops.kernels.depthwise import convolve_alone
+from esper.kasmina.ops.kernels.depthwise import convolve_depthwise
 from esper.kasmina.ops.kernels.layout import pixel_stride
 from esper.kasmina.ops.kernels.normalise import normalise
 from esper.kasmina.ops.kernels.pooling import max_pool
-from esper.kasmina.ops.kernels.rows import fork, give_back, join
+from esper.kasmina.ops.kernels.rows import gather, join, scatter_add
 from esper.kasmina.ops.kernels.update import row_norms, update_rows
 from esper.kasmina.training.optim import OptimConfig
 
@@ -117,8 +117,8 @@ def test_rows():
     h = images(2049, 64, 128).requires_grad_(True)
     index, alpha = [torch.tensor([1], device=DEVICE)], [torch.tensor([0.5], device=DEVICE)]
     joined = join(h, torch.tensor([0], device=DEVICE), detach=False)
-    joined, taken = fork(joined, index, alpha)
-    out = give_back(joined, index, alpha, [taken])
+    joined, taken = gather(joined, index, alpha)
+    out = scatter_add(joined, index, alpha, [taken])
     assert torch.equal(out[0, ENDS], h[0, ENDS])
     close(out[1, ENDS], 1.5 * h[0, ENDS].float())
     back = torch.zeros_like(out)
@@ -168,7 +168,7 @@ def test_more_rows_than_a_grid_takes():
     ]
 
     def ours(x, wide, thin, scale, shift):
-        h = convolve_alone(convolve(x, wide, HALF), thin, HALF)
+        h = convolve_depthwise(convolve(x, wide, HALF), thin, HALF)
         return normalise(h, scale, shift, 1, False)
 
     def torches(x, wide, thin, scale, shift):
@@ -197,8 +197,8 @@ def test_more_rows_than_a_grid_takes_are_pooled_and_moved():
     assert torch.equal(out[SOME], expected)
     assert torch.equal(grad[SOME], torch.autograd.grad(expected, few, back[SOME])[0])
     index, alpha = [torch.arange(MANY, device=DEVICE)], [torch.ones(MANY, device=DEVICE)]
-    same, taken = fork(x.detach(), index, alpha)
-    assert torch.equal(give_back(same, index, alpha, [taken]), 2 * x.detach())
+    same, taken = gather(x.detach(), index, alpha)
+    assert torch.equal(scatter_add(same, index, alpha, [taken]), 2 * x.detach())
 
 
 def test_more_members_than_a_grid_takes_learn():

@@ -49,7 +49,7 @@ def test_model_by_hooks_trains_as_on_the_cpu(name: str):
     seeds = {host.slots[0]: "norm", host.slots[-1]: "norm"}
     outputs = []
     for device in ("cpu", DEVICE):
-        network = planted_model(host, seeds, 3).to(device)
+        network = planted_model(host, seeds, 3).to(device).eval()  # without dropout
         raw = [value.to(device) for value in host.inputs.values(example)]
         for _ in range(2):
             loss = F.cross_entropy(host.inputs.call(network, raw), labels.to(device))
@@ -59,7 +59,7 @@ def test_model_by_hooks_trains_as_on_the_cpu(name: str):
                     parameter -= 0.01 * parameter.grad
                     parameter.grad = None
         with torch.no_grad():
-            found = host.inputs.call(network.eval(), raw)
+            found = host.inputs.call(network, raw)
             finished = host.inputs.call(finished_model(network), raw)
         torch.testing.assert_close(finished, found, rtol=1e-4, atol=1e-4)
         outputs.append(found.cpu())

@@ -23,7 +23,9 @@ from esper.leyline.errors import EsperError
 from esper.scripts.doctor import kernel_line
 from support import bring_to
 
-pytestmark = pytest.mark.skipif(block_cpu.obstacle() is not None, reason=str(block_cpu.obstacle()))
+pytestmark = pytest.mark.skipif(
+    block_cpu.unsupported_reason() is not None, reason=str(block_cpu.unsupported_reason())
+)
 
 
 def draw(shape: tuple[int, ...], seed: int = 0) -> Tensor:
@@ -208,7 +210,7 @@ def test_counting_sees_torch_s_operations(monkeypatch):
 def fresh_cache(tmp_path, monkeypatch):
     """An empty folder of compiled kernels, and nothing known of the compiler."""
     monkeypatch.setenv("ESPER_KERNEL_CACHE", str(tmp_path / "kernels"))
-    known = c_libraries.find_compiler, block_cpu.obstacle, block_cpu._functions
+    known = c_libraries.find_compiler, block_cpu.unsupported_reason, block_cpu._functions
     for function in known:
         function.cache_clear()
     yield tmp_path / "kernels"
@@ -257,7 +259,7 @@ def test_doctor_says_whether_blocks_are_in_c(fresh_cache, monkeypatch, compiler)
 
 def test_without_a_compiler_blocks_are_torch_s(fresh_cache, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert block_cpu.obstacle() == "no C compiler"
+    assert block_cpu.unsupported_reason() == "no C compiler"
     with kernel_scope(kernels="fused"):
         assert not fused.wants_cpu_blocks(channels_last(draw((2, 3, 16, 16))))
 

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from esper.kasmina.layers.counting import count_macs
 from esper.kasmina.layers.layers import Conv1d, Conv2d, MaxPool1d
-from esper.kasmina.ops.convolution import LARGEST_MATRIX, conv1d, conv2d
+from esper.kasmina.ops.convolution import MAX_MATRIX, conv1d, conv2d
 from esper.kasmina.ops.kernel_scope import kernel_scope
 
 
@@ -128,7 +128,7 @@ def test_large_images_are_torch_s_convolution():
         with torch.profiler.profile() as seen:
             conv2d(draw((1, 2, side, side), 1), weight, None, 1, 1)
         calls.append(any("conv" in event.key for event in seen.key_averages()))
-    assert 4 * 16**2 <= LARGEST_MATRIX < 4 * 1024**2
+    assert 4 * 16**2 <= MAX_MATRIX < 4 * 1024**2
     assert calls == [False, True]
 
 

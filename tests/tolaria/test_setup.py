@@ -66,7 +66,7 @@ def test_kernels_that_are_asked_for_are_the_only_ones_tried(precision):
 
 @pytest.mark.parametrize("problem", [None, "no C compiler"])
 def test_blocks_of_a_cpu_are_for_fast_float32_where_they_can_be_compiled(monkeypatch, problem):
-    monkeypatch.setattr("esper.tolaria.setup.block_obstacle", lambda: problem)
+    monkeypatch.setattr("esper.tolaria.setup.blocks_unsupported_reason", lambda: problem)
     x, fast = torch.zeros(1), EngineConfig(profile="fast")
     assert candidate_kernels(fast, "fp32", x) == (("own",) if problem else ("fused",))
     assert candidate_kernels(fast, "bf16", x) == ("own",)
@@ -75,7 +75,7 @@ def test_blocks_of_a_cpu_are_for_fast_float32_where_they_can_be_compiled(monkeyp
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_the_executor_of_a_cpu_gets_the_kernels_of_its_profile(monkeypatch, executor):
-    monkeypatch.setattr("esper.tolaria.setup.block_obstacle", lambda: None)
+    monkeypatch.setattr("esper.tolaria.setup.blocks_unsupported_reason", lambda: None)
     for profile, kernels in (("fast", "fused"), ("exact", "own")):
         engine = small_engine(profile=profile, executor=executor)
         assert engine.env.model.choice.executor.kernels == kernels

@@ -170,7 +170,7 @@ def kernel_line(engine: VectorizedEngine) -> str:
 
     choice = engine.env.model.choice
     if engine.device.type != "cuda":
-        problem = block_cpu.obstacle()
+        problem = block_cpu.unsupported_reason()
         if problem is not None:
             return f"torch's (blocks in C: {problem})"
         return "blocks in C on large images with executor loop and profile fast, else torch's"
@@ -188,9 +188,9 @@ def fused_lines(engine: VectorizedEngine) -> list[str]:
     if engine.device.type != "cuda" or engine.env.model.network.topology != "cnn":
         return []
     from esper.kasmina.costs.block_report import block_lines
-    from esper.kasmina.ops.kernels.compiled import obstacle
+    from esper.kasmina.ops.kernels.compiled import unsupported_reason
 
-    problem = obstacle(engine.device)
+    problem = unsupported_reason(engine.device)
     if problem is not None:
         return [f"fused blocks: none, {problem}"]
     x_EB, _ = next(engine.batches.step(0))

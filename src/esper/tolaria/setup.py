@@ -20,7 +20,7 @@ from esper.device.shards import join_shards
 from esper.device.triton_support import can_use_kernels
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.ops.block_cpu import obstacle as block_obstacle
+from esper.kasmina.ops.block_cpu import unsupported_reason as blocks_unsupported_reason
 from esper.kasmina.ops.fused import input_buffer
 from esper.kasmina.population import Population
 from esper.leyline.compute import GraphMode, KernelName, Precision
@@ -167,7 +167,9 @@ def candidate_kernels(
     if precision != "fp32":
         return ("fused", "torch") if can_use_kernels(x) else ("own",)
     # The blocks of a CPU are compiled by its own compiler: not for `exact`.
-    blocks = x.device.type == "cpu" and config.profile == "fast" and block_obstacle() is None
+    blocks = (
+        x.device.type == "cpu" and config.profile == "fast" and blocks_unsupported_reason() is None
+    )
     return ("fused",) if blocks else ("own",)
 
 

@@ -14,7 +14,7 @@ from kernel_support import DEVICE, HALF, close, examples, numbers, require_kerne
 require_kernels()
 
 from esper.kasmina.ops.kernels.blend import BlendRows, blend_rows, gates_fit  # noqa: E402
-from esper.kasmina.ops.kernels.rows import dense, fork  # noqa: E402
+from esper.kasmina.ops.kernels.rows import dense, gather  # noqa: E402
 
 ADD, MULTIPLY, GATE = (int(style) for style in BlendStyle)
 
@@ -30,7 +30,7 @@ def gates_of(count, channels):
 
 
 def ours(h, rows, alpha, style, seed, gates, own=False):
-    h, taken = fork(dense(h), [rows], [alpha], True)
+    h, taken = gather(dense(h), [rows], [alpha], True)
     return blend_rows(
         h, [BlendRows(taken.detach(), seed(taken), rows, alpha, style, gates)], own, own
     )
@@ -129,7 +129,7 @@ def test_groups_are_as_one_after_the_other():
     results = []
     for together in (True, False):
         leaf = h.detach().clone(memory_format=torch.preserve_format).requires_grad_(True)
-        out, *taken = fork(dense(leaf), places, [alpha, alpha], True)
+        out, *taken = gather(dense(leaf), places, [alpha, alpha], True)
         groups = [
             BlendRows(t.detach(), torch.sin(t), rows, alpha, style, gate)
             for t, rows, style, gate in zip(taken, places, styles, gates, strict=True)
@@ -150,7 +150,7 @@ def test_only_what_is_owned_is_changed_in_place(own):
     style = torch.tensor([MULTIPLY], dtype=torch.int8, device=DEVICE)
     middle = 1 * h
     before = middle.detach().clone()
-    same, taken = fork(middle, [rows], [alpha], True)
+    same, taken = gather(middle, [rows], [alpha], True)
     out = blend_rows(same, [BlendRows(taken.detach(), taken, rows, alpha, style, None)], own, own)
     assert torch.equal(middle.detach(), before) == (not own)
     back = channels_last(out.shape, seed=3)

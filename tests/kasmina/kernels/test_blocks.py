@@ -34,7 +34,7 @@ from esper.kasmina.ops.block_parameters import BlockParameters
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels import block_plan, blocks
 from esper.kasmina.ops.kernels.block_args import BlockArgs
-from esper.kasmina.ops.kernels.block_plan import MOST_SHARED, plan
+from esper.kasmina.ops.kernels.block_plan import MAX_SHARED, plan
 from esper.kasmina.ops.kernels.layout import empty_activation
 from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
 from esper.leyline import BlendStyle
@@ -72,7 +72,7 @@ def test_a_block_is_torchs(block, relu):
 @pytest.mark.slow
 @pytest.mark.parametrize("block", SLOW, ids=lambda s: s.line())
 def test_every_shape_of_a_task_is_torchs(block):
-    assert block.obstacle() is None
+    assert block.unsupported_reason() is None
     given = case(block, rows=2, batch=plan(block).images + 1)
     assert_near(computed(given, True), reference(given, True))
 
@@ -246,7 +246,9 @@ def test_modules_use_blocks_only_where_asked(module, monkeypatch):
     calls = []
     real = blocks.convolve_normalised
     monkeypatch.setattr(blocks, "convolve_normalised", lambda *a: (calls.append(a[5]), real(*a))[1])
-    monkeypatch.setattr(blocks, "obstacle", lambda block, device: block.obstacle())
+    monkeypatch.setattr(
+        blocks, "unsupported_reason", lambda block, device: block.unsupported_reason()
+    )
     choose_kernels(monkeypatch, "esper.kasmina.ops.fused", ours=True)
     x = torch.randn(3, 8, 4, 4)
     expected = module(x)
@@ -276,7 +278,7 @@ def test_blocks_of_another_shape_are_left_to_others(monkeypatch):
 
 def test_plans_fit_the_gpu():
     for block in TASK_SHAPES:
-        assert plan(block).backward_bytes <= MOST_SHARED
+        assert plan(block).backward_bytes <= MAX_SHARED
         assert plan(block).forward_bytes <= plan(block).backward_bytes
         planned = plan(block)
         divided = [planned.forward_parts(512, rows) for rows in (1, 8, 64, 2000)]
@@ -294,7 +296,7 @@ def test_plans_fit_the_gpu():
 @pytest.mark.parametrize("count", [1, 2], ids=["conv_light", "conv_heavy"])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("styles", [None, (MULTIPLY, ADD, ADD, GATE), (GATE, ADD, MULTIPLY, ADD)])
-def test_seeds_work_on_rows_where_they_lie(count, own, styles):
+def test_seeds_work_on_rows_in_place(count, own, styles):
     """As if torch had gathered rows, run the seed and blended in its output."""
     if styles is not None:
         require_kernels()
@@ -413,7 +415,9 @@ def test_members_train_as_if_rows_were_gathered(padded, styles, monkeypatch):
     in_half(gathered)
     expected = trained(False, styles)
     in_half(in_place)
-    monkeypatch.setattr(blocks, "obstacle", lambda block, device: block.obstacle())
+    monkeypatch.setattr(
+        blocks, "unsupported_reason", lambda block, device: block.unsupported_reason()
+    )
     choose_kernels(monkeypatch, "esper.kasmina.ops.fused", ours=True)
     found = trained(padded, styles)
     assert len(added) == 6

@@ -18,7 +18,7 @@ from kernel_support import HALF, INTERPRETED, close, examples, numbers, require_
 require_kernels()
 
 from esper.kasmina.ops.kernels.convolution import convolve  # noqa: E402
-from esper.kasmina.ops.kernels.depthwise import convolve_alone  # noqa: E402
+from esper.kasmina.ops.kernels.depthwise import convolve_depthwise  # noqa: E402
 from esper.kasmina.ops.kernels.layout import laid_out, pixel_stride  # noqa: E402
 
 COMPILED = """
@@ -38,7 +38,7 @@ print(compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}
 
 
 def ours(x, weight, alone=False):
-    return (convolve_alone if alone else convolve)(x, weight, HALF)
+    return (convolve_depthwise if alone else convolve)(x, weight, HALF)
 
 
 def torches(x, weight, alone=False):
@@ -67,7 +67,7 @@ def weights(rows, outputs, inputs, side, seed):
 
 
 def assert_large_kernel(inputs, outputs, size, side):
-    """Below `fused.LARGEST_KERNEL`'s door, which still keeps them from our kernels."""
+    """Below `fused.MAX_KERNEL`'s door, which still keeps them from our kernels."""
     x = numbers((2, 3, inputs, *size))
     x = laid_out(x, HALF)[0].requires_grad_(True)
     compare(vmap(ours), vmap(torches), x, weights(2, outputs, inputs, side, 1))
@@ -109,7 +109,7 @@ def test_stacked_rows_are_torchs_members(rows, batch, inputs, outputs, size, sid
 
 
 @pytest.mark.parametrize("channels", [3, 8, 17])
-def test_each_channel_alone(channels):
+def test_depthwise(channels):
     x = numbers((2, 3, channels, 6, 5)).requires_grad_(True)
     weight = weights(2, channels, 1, 3, 1)
 

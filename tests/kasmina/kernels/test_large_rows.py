@@ -120,7 +120,7 @@ def assert_convolved(module, outputs, inputs, groups, monkeypatch):
     out = module._run(x, weight, torch.float32, False)
     dx = module._run(dy, weight, torch.float32, True)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "MOST_PARTS", 2**13)  # of a few tiles each
+        patch.setattr(module, "MAX_PARTS", 2**13)  # of a few tiles each
         patch.setattr(torch, "empty", torch.zeros)  # what other programs would write
         dw = module.gradient_of_weights(x, dy, 1)
     last.requires_grad_(True)
@@ -212,14 +212,14 @@ def test_parameters_of_a_large_member_are_gathered_returned_and_drawn(monkeypatc
 def test_what_is_counted_in_32_bits_fits():
     """The largest counts of a convolution at the limits that its entry point checks."""
     tile = max(convolution.PIXELS, convolution.GRADIENT_PIXELS, depthwise.NUMBERS)
-    parts = max(convolution.MOST_PARTS, depthwise.MOST_PARTS)
-    assert fused.MOST_PIXELS + parts * tile <= 2**31
-    assert fused.LARGEST_ROW // parts + 2 * tile * 256 < 2**31
-    assert 2 * fused.LARGEST_IMAGE + pooling.BLOCK < 2**31
+    parts = max(convolution.MAX_PARTS, depthwise.MAX_PARTS)
+    assert fused.MAX_PIXELS + parts * tile <= 2**31
+    assert fused.MAX_ROW // parts + 2 * tile * 256 < 2**31
+    assert 2 * fused.MAX_IMAGE + pooling.BLOCK < 2**31
 
 
 def test_one_launch_unless_there_are_more_rows_than_a_grid_takes():
-    most = launches.MOST_ROWS
+    most = launches.MAX_ROWS
     assert list(launches.row_launches(most)) == [(0, most)]
     assert list(launches.row_launches(most + 1)) == [(0, most), (most, 1)]
     assert list(launches.row_launches(0)) == []
@@ -232,11 +232,11 @@ def through_every_kernel() -> list[torch.Tensor]:
     scale, shift = numbers((5, 8), 3), numbers((5, 8), 4)
     parameters = [part.requires_grad_(True) for part in (wide, thin, scale, shift)]
     h = convolution.convolve(x, wide, torch.float32)
-    h = depthwise.convolve_alone(h, thin, torch.float32)
+    h = depthwise.convolve_depthwise(h, thin, torch.float32)
     h = pooling.max_pool(normalise.normalise(h, scale, shift, 2, True))
     index, alpha = [torch.tensor([4, 2, 0])], [torch.tensor([0.3, 0.5, 1.0])]
-    h, taken = rows.fork(h, index, alpha)
-    h = rows.give_back(h, index, alpha, [taken.square()])
+    h, taken = rows.gather(h, index, alpha)
+    h = rows.scatter_add(h, index, alpha, [taken.square()])
     grads = torch.autograd.grad(h.square().sum(), [x, *parameters])
     values, grad = numbers((5, 70), 5), numbers((5, 70), 6)
     state = {"mean": torch.zeros(5, 70), "square": torch.zeros(5, 70), "steps": torch.zeros(5, 1)}
@@ -255,6 +255,6 @@ def through_every_kernel() -> list[torch.Tensor]:
 
 def test_rows_beyond_one_grid_are_computed_alike(monkeypatch):
     at_once = through_every_kernel()
-    monkeypatch.setattr(launches, "MOST_ROWS", 2)
+    monkeypatch.setattr(launches, "MAX_ROWS", 2)
     for found, expected in zip(through_every_kernel(), at_once, strict=True):
         assert torch.equal(found, expected)

@@ -25,7 +25,7 @@ from support import batch, bring_to, make_population
 require_kernels()
 
 from esper.kasmina.ops.kernels.layout import output_activation  # noqa: E402
-from esper.kasmina.ops.kernels.rows import fork, give_back, join  # noqa: E402
+from esper.kasmina.ops.kernels.rows import gather, join, scatter_add  # noqa: E402
 
 
 def index(values):
@@ -35,9 +35,9 @@ def index(values):
 def ours(h, source, groups, alphas, seeds, detach, own=False):
     """`own`: add rows in place, to what the join made and to the gradient that comes in."""
     h = join(h, source, detach)
-    h, *taken = fork(h, groups, alphas, own)
+    h, *taken = gather(h, groups, alphas, own)
     updates = [f(part) for f, part in zip(seeds, taken, strict=True)]
-    return give_back(h, groups, alphas, updates, own)
+    return scatter_add(h, groups, alphas, updates, own)
 
 
 def torches(h, source, groups, alphas, seeds, detach):
@@ -76,9 +76,9 @@ def test_rows_are_joined_without_a_copy_where_room_was_left(detach):
         assert (whole is None) == (headroom is None)
         h = join(made, source, detach, whole)
         assert (h.data_ptr() == made.data_ptr()) == (headroom is not None)
-        h, *taken = fork(h, groups, alphas, True)
+        h, *taken = gather(h, groups, alphas, True)
         updates = [torch.square(part) for part in taken]
-        out = give_back(h, groups, alphas, updates, True)
+        out = scatter_add(h, groups, alphas, updates, True)
         out.backward(numbers(out.shape, seed=3).to(out.dtype))
         results.append((out.detach(), x.grad))
     for ours_, copied in zip(*results, strict=True):
@@ -170,8 +170,8 @@ def test_rows_are_added_in_place_only_to_what_is_owned(own):
     rows, alpha = [index([1])], [torch.ones(1, device=DEVICE)]
     joined = join(h, index([0]), True)
     before = joined.detach().clone()
-    same, taken = fork(joined, rows, alpha, own)
-    out = give_back(same, rows, alpha, [taken.square()], own)
+    same, taken = gather(joined, rows, alpha, own)
+    out = scatter_add(same, rows, alpha, [taken.square()], own)
     assert (out.data_ptr() == joined.data_ptr()) == own
     assert torch.equal(joined.detach(), before) == (not own)
     back = numbers((4, 2, 4, 4, 8), seed=3).permute(0, 1, 4, 2, 3)

@@ -1,4 +1,4 @@
-"""Seeds whose steps work on rows where they lie, against the modules in float64."""
+"""Seeds whose steps work on rows in place, against the modules in float64."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def expected_of(template, state, h, grad, styles=None, gates=()):
     ("styles", "own"), [(None, False), (None, True), (MULTIPLIED, True), (GATED, False)]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_seeds_work_on_rows_where_they_lie(kind, styles, own):
+def test_seeds_work_on_rows_in_place(kind, styles, own):
     """As if torch had gathered rows, run the seed and blended in its output."""
     template, state = modules(kind, 8)
     gates = gates_of(styles, 8)

@@ -15,17 +15,17 @@ from esper.kasmina.ops.kernels import convolution, depthwise, layout  # noqa: E4
 from esper.kasmina.ops.kernels import excite as excite_module  # noqa: E402
 from esper.kasmina.ops.kernels import normalise as normalise_module  # noqa: E402
 from esper.kasmina.ops.kernels.convolution import convolve  # noqa: E402
-from esper.kasmina.ops.kernels.depthwise import convolve_alone  # noqa: E402
+from esper.kasmina.ops.kernels.depthwise import convolve_depthwise  # noqa: E402
 from esper.kasmina.ops.kernels.excite import excite, squeeze  # noqa: E402
 from esper.kasmina.ops.kernels.normalise import normalise  # noqa: E402
-from esper.kasmina.ops.kernels.rows import fork  # noqa: E402
+from esper.kasmina.ops.kernels.rows import gather  # noqa: E402
 
 ROWS, CHANNELS = 3, 4
 LIVE = torch.tensor([1.0, 0.0, 0.5], device=DEVICE)
 
 KERNELS = {
     "convolution": (lambda x, w: convolve(x, w, HALF), (CHANNELS, CHANNELS, 3, 3)),
-    "depthwise": (lambda x, w: convolve_alone(x, w, HALF), (CHANNELS, 1, 3, 3)),
+    "depthwise": (lambda x, w: convolve_depthwise(x, w, HALF), (CHANNELS, 1, 3, 3)),
     "norm": (lambda x, w: normalise(x, w, w, 1, True), (CHANNELS,)),
     "excite": (lambda x, w: excited(x, w), (1, CHANNELS)),
 }
@@ -87,7 +87,7 @@ def test_rows_of_unused_seeds_are_zeros():
     h = numbers((3, 2, 4))
     h[2] = torch.nan
     index, alpha = torch.tensor([1, 2], device=DEVICE), torch.tensor([0.5, 0.0], device=DEVICE)
-    _, taken = fork(h, [index], [alpha])
+    _, taken = gather(h, [index], [alpha])
     assert torch.equal(taken[0], h[1])
     assert not taken[1].any()
 
@@ -95,7 +95,7 @@ def test_rows_of_unused_seeds_are_zeros():
 def test_gradients_of_padding_reach_no_row():
     h = numbers((3, 2, 4)).requires_grad_(True)
     index, live = torch.tensor([1, 2], device=DEVICE), torch.tensor([1.0, -1.0], device=DEVICE)
-    kept, taken = fork(h, [index], [live])
+    kept, taken = gather(h, [index], [live])
     back = torch.ones_like(taken)
     back[1] = torch.nan
     (gradient,) = torch.autograd.grad([kept, taken], h, [torch.zeros_like(kept), back])

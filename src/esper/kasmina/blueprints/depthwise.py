@@ -13,7 +13,7 @@ from esper.kasmina.ops.block_parameters import ConvParameters, StepParameters, s
 
 @blueprint("depthwise", topologies=("cnn",))
 class Depthwise(nn.Module):
-    """3x3 convolution of each channel alone, 1x1 convolution, norm, scale."""
+    """Depthwise 3x3 convolution, 1x1 convolution, norm, scale."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

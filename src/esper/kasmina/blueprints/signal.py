@@ -104,7 +104,7 @@ class SignalConvDilated(nn.Module):
 
 @blueprint("depthwise", topologies=("signal",))
 class SignalDepthwise(nn.Module):
-    """Convolution of each channel alone over 3 points, then of single points, norm, scale."""
+    """Depthwise convolution over 3 points, then of single points, norm, scale."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -44,7 +44,9 @@ def block_shapes(network: StackedNetwork, x: Tensor) -> list[BlockShape]:
 def block_lines(network: StackedNetwork, x: Tensor) -> list[str]:
     """Return one line for the shapes that are fused, and one for the others with the reason."""
     shapes = block_shapes(network, x)
-    taken = [shape.line() for shape in shapes if shape.obstacle() is None]
-    others = [f"{shape.line()} ({reason})" for shape in shapes if (reason := shape.obstacle())]
+    taken = [shape.line() for shape in shapes if shape.unsupported_reason() is None]
+    others = [
+        f"{shape.line()} ({reason})" for shape in shapes if (reason := shape.unsupported_reason())
+    ]
     lines = [f"fused blocks: {', '.join(taken)}"] if taken else []
     return lines + ([f"not fused: {', '.join(others)}"] if others else [])

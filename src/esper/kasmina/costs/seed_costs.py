@@ -200,7 +200,7 @@ class TrainingCosts:
     """Seed in the suffix of a shadow row: passes the gradient on, does not train."""
 
     def relative(self, blueprint_ES: Ints, alpha_ES: Floats, incubating_ES: Bools) -> Doubles:
-        """Cost `[E]` of a training batch relative to the bare host's."""
+        """Cost `[E]` of a training batch relative to the host's."""
         slot_S = np.arange(len(self.suffix_S))
         held_ES = blueprint_ES != NO_BLUEPRINT
         kind_ES = np.where(held_ES, blueprint_ES, 0)

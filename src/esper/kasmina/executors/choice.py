@@ -96,7 +96,7 @@ def seed_vmap_failure(network: StackedNetwork, slot: int, blueprint: int) -> str
 
 
 def vmap_failure(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | None:
-    """Run two rows of bare hosts with both executors; return why vmap fails, or None.
+    """Run two rows of hosts without seeds with both executors; return why vmap fails, or None.
 
     Buffers, gradients and random generators are left unchanged.
     """

@@ -103,10 +103,10 @@ def apply_slot_by_kernels(
     own_gradient = own.gradient or any(blended)
     taken: Sequence[Tensor] = ()
     if copied:
-        from esper.kasmina.ops.kernels.rows import dense, fork
+        from esper.kasmina.ops.kernels.rows import dense, gather
 
         index, live = [g.rows_G for g in copied], [_live_entries(g) for g in copied]
-        h, *taken = fork(dense(h), index, live, own_gradient or bool(in_place))
+        h, *taken = gather(dense(h), index, live, own_gradient or bool(in_place))
     outputs = []
     with Branches(h.device) as branches:
         for group, h_G, by_kernel in zip(copied, taken, blended, strict=True):
@@ -134,12 +134,12 @@ def _return_rows(
     if not results:
         return h
     from esper.kasmina.ops.kernels.blend import BlendRows, blend_rows
-    from esper.kasmina.ops.kernels.rows import give_back
+    from esper.kasmina.ops.kernels.rows import scatter_add
 
     added = [(group, out) for group, _, out, by_kernel in results if not by_kernel]
     if added:
         index, alpha = [g.rows_G for g, _ in added], [g.alpha_G for g, _ in added]
-        h = give_back(h, index, alpha, [out for _, out in added], own.activation)
+        h = scatter_add(h, index, alpha, [out for _, out in added], own.activation)
     later = [(group, h_G, out) for group, h_G, out, by_kernel in results if by_kernel]
     if not later:
         return h

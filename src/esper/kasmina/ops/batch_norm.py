@@ -25,7 +25,7 @@ _norms: WeakKeyDictionary[nn.Module, tuple[TorchBatchNorm, ...]] = WeakKeyDictio
 """Module -> its batch norms that compute as torch's."""
 
 
-BatchNormLaw = Callable[[TorchBatchNorm, Tensor], Tensor]
+BatchNormRule = Callable[[TorchBatchNorm, Tensor], Tensor]
 """(batch norm, input) -> output; updates the running statistics in training mode."""
 
 
@@ -37,7 +37,7 @@ def batch_norms_for_vmap(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def batch_norms_by(module: nn.Module, law: BatchNormLaw) -> Iterator[None]:
+def batch_norms_by(module: nn.Module, rule: BatchNormRule) -> Iterator[None]:
     """Let the batch norms of a module compute by another function inside the block."""
     if module not in _norms:
         parts = [part for part in module.modules() if isinstance(part, TorchBatchNorm)]
@@ -45,7 +45,7 @@ def batch_norms_by(module: nn.Module, law: BatchNormLaw) -> Iterator[None]:
         _norms[module] = tuple(p for p in as_torch if "forward" not in vars(p))
     norms = _norms[module]
     for norm in norms:
-        vars(norm)["forward"] = partial(law, norm)
+        vars(norm)["forward"] = partial(rule, norm)
     try:
         yield
     finally:

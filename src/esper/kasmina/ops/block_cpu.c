@@ -21,7 +21,7 @@
 #define TAPS (SIDE * SIDE * CIN)
 #define VECTORS (COUT / LANES)
 #define EPSILON 1e-5f
-#define MOST_THREADS 64
+#define MAX_THREADS 64
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
@@ -483,8 +483,8 @@ static void *backward_share(void *given) {
 
 // Runs all shares, the first one in this thread. Returns 0, or 1 if memory is short.
 static int run(void *(*work)(void *), Share *shares, long count) {
-    pthread_t threads[MOST_THREADS];
-    int started[MOST_THREADS], failed = 0;
+    pthread_t threads[MAX_THREADS];
+    int started[MAX_THREADS], failed = 0;
     for (long i = 1; i < count; i++)
         started[i] = pthread_create(&threads[i], NULL, work, &shares[i]) == 0;
     work(&shares[0]);
@@ -501,7 +501,7 @@ static int run(void *(*work)(void *), Share *shares, long count) {
 // Divides the images among threads; `size`: numbers in the sums of each.
 static long divide(const Block *block, Share *shares, const float *weight, float *sums, long size) {
     long count = block->threads < block->batch ? block->threads : block->batch;
-    count = count > MOST_THREADS ? MOST_THREADS : count < 1 ? 1 : count;
+    count = count > MAX_THREADS ? MAX_THREADS : count < 1 ? 1 : count;
     for (long i = 0; i < count; i++) {
         long first = block->batch * i / count, end = block->batch * (i + 1) / count;
         shares[i] = (Share){block, weight, sums + i * size, first, end, 0};
@@ -510,7 +510,7 @@ static long divide(const Block *block, Share *shares, const float *weight, float
 }
 
 int block_forward(const Block *block) {
-    Share shares[MOST_THREADS];
+    Share shares[MAX_THREADS];
     float *weight = malloc(TAPS * COUT * sizeof(float));
     if (!weight) return 1;
     pack(block->weight, weight);
@@ -521,7 +521,7 @@ int block_forward(const Block *block) {
 }
 
 int block_backward(const Block *block) {
-    Share shares[MOST_THREADS];
+    Share shares[MAX_THREADS];
     long size = (TAPS + 2) * COUT;
     float *weight = calloc(TAPS * COUT + block->threads * size, sizeof(float));
     if (!weight) return 1;

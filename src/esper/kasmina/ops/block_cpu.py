@@ -38,9 +38,9 @@ X86_OPTIONS: Final = {
     "AVX512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512vl", "-mavx512dq"),
 }
 """What the compiler may use, by what torch calls the CPU."""
-MOST_CHANNELS: Final = 32
+MAX_CHANNELS: Final = 32
 """With 64, torch's convolutions are as fast."""
-LARGEST_KERNEL: Final = 5
+MAX_KERNEL: Final = 5
 FORWARD: Final = 0
 BACKWARD: Final = 1
 Given = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -69,7 +69,7 @@ class _Block(ctypes.Structure):
 
 
 @cache
-def obstacle() -> str | None:
+def unsupported_reason() -> str | None:
     """Return why blocks cannot be computed as one operation on this machine; None if they can."""
     if sys.platform != "linux":
         return "they are for Linux"
@@ -89,7 +89,7 @@ def fits(x: Tensor, weight: Tensor, steps: Steps) -> bool:
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (x, weight))):
         return False
     outs, channels, side, other = weight.shape
-    if max(outs, channels) > MOST_CHANNELS or not 1 < side == other <= LARGEST_KERNEL:
+    if max(outs, channels) > MAX_CHANNELS or not 1 < side == other <= MAX_KERNEL:
         return False
     if outs % MIN_LANES or outs % steps.groups:
         return False

@@ -37,11 +37,11 @@ class ConvParameters(NamedTuple):
     """Parameters of a convolution without a bias, of every row."""
 
     weight: Tensor
-    """`[R, C, C or 1, side, side]`; 1: every channel alone."""
+    """`[R, C, C or 1, side, side]`; 1: depthwise."""
 
     @property
-    def alone(self) -> bool:
-        """Whether every channel is convolved alone."""
+    def depthwise(self) -> bool:
+        """Whether every channel is convolved by itself."""
         return self.weight.shape[2] == 1 < self.weight.shape[1]
 
 

@@ -25,7 +25,7 @@ from esper.kasmina.ops.convolution_cpu import convolve, takes_products
 from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import is_channels_last
 
-LARGEST_MATRIX: Final = 2**15
+MAX_MATRIX: Final = 2**15
 """Elements in a group's matrix above which torch's convolution is faster."""
 
 
@@ -78,7 +78,7 @@ def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
     if height == width == 1:
         return groups == 1
     places = x.shape[-2] * x.shape[-1]
-    return group_channels * (out_channels // groups) * places**2 <= LARGEST_MATRIX
+    return group_channels * (out_channels // groups) * places**2 <= MAX_MATRIX
 
 
 def _pointwise(x: Tensor, weight: Tensor) -> Tensor:

@@ -25,22 +25,22 @@ from esper.kasmina.ops.block_parameters import (
 from esper.kasmina.ops.kernel_scope import current_scope
 from esper.kasmina.ops.layout import padded_channels
 
-LARGEST_KERNEL: Final = 3
+MAX_KERNEL: Final = 3
 """Largest supported kernel side across channels. An assembler bug made larger ones wrong on an H200
 for a few shapes (`kernels.convolution._tile` explains and avoids it); until they are verified there
 again, torch's are used (docs/performance.md)."""
 
-MOST_CHANNELS: Final = 64
+MAX_CHANNELS: Final = 64
 """Maximum channels that a convolution of ours reads or writes. Tiles of more spill their sums and
 take Triton minutes to compile; torch's kernels are the better ones there."""
-MOST_CHANNELS_ALONE: Final = 256
-"""The same where every channel is convolved alone."""
-LARGEST_IMAGE: Final = 2**29
+MAX_CHANNELS_DEPTHWISE: Final = 256
+"""The same of depthwise convolutions."""
+MAX_IMAGE: Final = 2**29
 """Maximum elements of an image: offsets inside two of them fit 32 bits."""
-MOST_PIXELS: Final = 2**31 - 2**17
+MAX_PIXELS: Final = 2**31 - 2**17
 """Maximum pixels of a convolved row: rounded up to tiles for each part of a weight gradient, their
 number fits 32 bits."""
-LARGEST_ROW: Final = 2**36
+MAX_ROW: Final = 2**36
 """Maximum elements of a convolved row: offsets inside a part of a weight gradient, a 64th of the
 row, fit 32 bits. All other offsets are 64-bit (`kernels.grids`)."""
 
@@ -58,13 +58,13 @@ def half_type(x: Tensor) -> torch.dtype | None:
 
 def image_fits(channels: int, height: int, width: int) -> bool:
     """Whether our kernels can address such an image."""
-    return channels * height * width <= LARGEST_IMAGE
+    return channels * height * width <= MAX_IMAGE
 
 
 def row_fits(images: int, channels: int, height: int, width: int) -> bool:
     """Whether our kernels can convolve such a row; `channels`: the larger of input and output."""
     pixels = images * height * width
-    fits = pixels <= MOST_PIXELS and pixels * channels <= LARGEST_ROW
+    fits = pixels <= MAX_PIXELS and pixels * channels <= MAX_ROW
     return fits and image_fits(channels, height, width)
 
 
@@ -72,23 +72,23 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
     """Size-preserving convolution with stride 1; None if none of our kernels applies."""
     out_channels, group_channels, height, width = weight.shape
     channels = x.shape[1]
-    alone = group_channels == 1 and groups == channels == out_channels
-    if height != width or not (groups == 1 or alone):
+    depthwise = group_channels == 1 and groups == channels == out_channels
+    if height != width or not (groups == 1 or depthwise):
         return None
-    if not _convolution_fits(x, max(channels, out_channels), height, alone):
+    if not _convolution_fits(x, max(channels, out_channels), height, depthwise):
         return None
     from esper.kasmina.ops.kernels.convolution import convolve
-    from esper.kasmina.ops.kernels.depthwise import convolve_alone
+    from esper.kasmina.ops.kernels.depthwise import convolve_depthwise
     from esper.kasmina.ops.kernels.layout import prepare
 
     ready = x if x.dtype == dtype else prepare(x, dtype)
-    return (convolve if groups == 1 else convolve_alone)(ready, weight, dtype)
+    return (convolve if groups == 1 else convolve_depthwise)(ready, weight, dtype)
 
 
-def _convolution_fits(x: Tensor, most: int, side: int, alone: bool) -> bool:
+def _convolution_fits(x: Tensor, most: int, side: int, depthwise: bool) -> bool:
     """Whether we have a kernel for a convolution of images `[..., B, C, H, W]`; `most`: the larger
-    number of channels, `alone`: every channel is convolved alone."""
-    if most > MOST_CHANNELS_ALONE if alone else most > MOST_CHANNELS or side > LARGEST_KERNEL:
+    number of channels, `depthwise`: every channel is convolved by itself."""
+    if most > MAX_CHANNELS_DEPTHWISE if depthwise else most > MAX_CHANNELS or side > MAX_KERNEL:
         return False
     images, channels, *sides = x.shape[-4:]
     return row_fits(images, max(padded_channels(channels), most), *sides)
@@ -151,7 +151,7 @@ def wants_cpu_blocks(x: Tensor) -> bool:
     """Whether blocks of `x`, with their pools, may be computed in one operation on this CPU."""
     if not asked_for_blocks() or not isinstance(x, Tensor) or x.device.type != "cpu":
         return False
-    return half_type(x) is None and block_cpu.obstacle() is None
+    return half_type(x) is None and block_cpu.unsupported_reason() is None
 
 
 def conv_norm_on_cpu(
@@ -172,25 +172,25 @@ def conv_norm(
     """
     from esper.kasmina.ops.kernels import blocks
 
-    if weight.shape[-2:] != (3, 3) or x.shape[0] > blocks.MOST_IMAGES:
+    if weight.shape[-2:] != (3, 3) or x.shape[0] > blocks.MAX_IMAGES:
         return None
-    if blocks.obstacle(blocks.shape_of(x, weight, groups), x.device):
+    if blocks.unsupported_reason(blocks.shape_of(x, weight, groups), x.device):
         return None
     return blocks.convolve_normalised(x, weight, scale, shift, groups, relu)
 
 
 def seeds_fit(h: Tensor, steps: Sequence[StepParameters], styled: bool) -> bool:
-    """Whether the steps of seeds can work on rows of `h` `[R, B, C, H, W]` where they lie.
+    """Whether the steps of seeds can work on rows of `h` `[R, B, C, H, W]` in place.
 
     `styled`: a kernel of its own blends in what the last step computes.
     """
     if not asked_for_blocks() or half_type(h) is not torch.bfloat16 or h.ndim != 5:
         return False
-    from esper.kasmina.ops.kernels.blocks import MOST_IMAGES
+    from esper.kasmina.ops.kernels.blocks import MAX_IMAGES
     from esper.kasmina.ops.kernels.layout import pixel_stride
 
     lies = pixel_stride(h) == h.shape[2] and h.data_ptr() % 16 == 0
-    if not lies or h.stride(0) != h[0].numel() or h.shape[1] > MOST_IMAGES:
+    if not lies or h.stride(0) != h[0].numel() or h.shape[1] > MAX_IMAGES:
         return False
     adds = None if styled else len(steps) - 1
     return all(_step_fits(h, step, n == 0, n == adds) for n, step in enumerate(steps))
@@ -203,10 +203,10 @@ def _step_fits(h: Tensor, step: StepParameters, takes: bool, adds: bool) -> bool
 
         return supported(h, step.groups if isinstance(step, NormParameters) else 1)
     if isinstance(step, BlockParameters):
-        from esper.kasmina.ops.kernels.blocks import obstacle, shape_of
+        from esper.kasmina.ops.kernels.blocks import shape_of, unsupported_reason
 
-        return not obstacle(shape_of(h, step.weight, step.groups), h.device)
+        return not unsupported_reason(shape_of(h, step.weight, step.groups), h.device)
     side = step.weight.shape[-1]
-    if adds and (step.alone or (takes and side > 1)):  # would read what it has changed
+    if adds and (step.depthwise or (takes and side > 1)):  # would read what it has changed
         return False
-    return _convolution_fits(h, h.shape[2], side, step.alone)
+    return _convolution_fits(h, h.shape[2], side, step.depthwise)

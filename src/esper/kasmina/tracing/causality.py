@@ -19,7 +19,7 @@ from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.tracer import BATCHES
 from esper.leyline.protocols import HostProtocol
 
-MOST_CUTS: Final = 4
+MAX_CUTS: Final = 4
 """Positions at which sequences are cut, at most."""
 CHANGED: Final = 1e-5
 """Relative difference of outputs that counts."""
@@ -64,7 +64,7 @@ def _reads_ahead(segments: Sequence[nn.Module], h: Tensor, axis: int) -> bool:
     """Whether outputs change where only later positions of an activation `[B, T, ...]` do."""
     out, size = _run(segments, h), h.shape[1]
     least = CHANGED * (float(out.abs().max()) + CHANGED)
-    for cut in range(1, size, -(-size // MOST_CUTS)):
+    for cut in range(1, size, -(-size // MAX_CUTS)):
         other = h.clone()
         other[:, cut:] = h.roll(1, 0)[:, cut:]
         change = (_run(segments, other) - out).narrow(axis, 0, cut)

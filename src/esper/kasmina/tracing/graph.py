@@ -26,7 +26,7 @@ from esper.kasmina.tracing.tracer import (
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import format_error
 
-_MOST_TRACES: Final = 50
+_MAX_TRACES: Final = 50
 """Each repetition makes one more module a leaf."""
 _DROPOUTS: Final[dict[Any, type[nn.Module]]] = {
     F.dropout: nn.Dropout,
@@ -116,7 +116,7 @@ def _trace_mode(
     model: nn.Module, inputs: Inputs, example: Raw, output: str | int | None, mode: bool | None
 ) -> ModelGraph:
     forced: set[str] = set()
-    for _ in range(_MOST_TRACES):
+    for _ in range(_MAX_TRACES):
         root = copy.deepcopy(model).eval()
         small, large = (inputs.batch(example, samples) for samples in BATCHES)
         tracer = ModelTracer(inputs, (small, large), output, mode)

@@ -191,7 +191,7 @@ _FIRST_FUNCTIONS: Final = ("conv", "batch_norm", "group_norm", "max_pool", "avg_
 """How their names begin."""
 _LAST_FUNCTIONS: Final = ("linear", "layer_norm", "rms_norm", "embedding", "scaled_dot_product")
 _FLIPS: Final = frozenset({"transpose", "permute", "swapaxes", "movedim", "moveaxis"})
-_MOST_STEPS: Final = 12
+_MAX_STEPS: Final = 12
 """How far to look for a layer that tells the layout."""
 
 
@@ -199,7 +199,7 @@ def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> str | None:
     """Return the layout that the nearest layer takes a tensor for; those after it count first."""
     rank = start.meta["values"][0].ndim
     frontier, seen = [(start, False)], {start}
-    for _ in range(_MOST_STEPS):
+    for _ in range(_MAX_STEPS):
         following: list[tuple[fx.Node, bool]] = []
         for node, flipped in frontier:
             looked_at = node is not start or not forward

@@ -65,8 +65,8 @@ class StackedOptimizer:
         with torch.no_grad():
             if self.config.clip_norm is not None and norm_E is not None:
                 grad = grad * (self.config.clip_norm / (norm_E + 1e-6)).clamp(max=1.0)[:, None]
-            law = self._sgd if self.config.kind == "sgd" else self._adamw
-            fresh_values, fresh_state = law(values, grad, state, lr_E[:, None])
+            rule = self._sgd if self.config.kind == "sgd" else self._adamw
+            fresh_values, fresh_state = rule(values, grad, state, lr_E[:, None])
             _write_active(values, fresh_values, active_E)
             for name, fresh in fresh_state.items():
                 _write_active(state[name], fresh, active_E)

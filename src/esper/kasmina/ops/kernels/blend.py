@@ -35,7 +35,7 @@ BLOCK: Final = 2048
 """Elements per program forward, and of a block backward."""
 BLOCKS: Final = 8
 """Blocks per program backward: fewer parts of the gates' sums."""
-MOST_CHANNELS: Final = 256
+MAX_CHANNELS: Final = 256
 """Maximum channels of a gate."""
 
 _MULTIPLY: tl.constexpr = tl.constexpr(int(BlendStyle.MULTIPLY))
@@ -131,7 +131,7 @@ def gates_fit(h: Tensor) -> bool:
     """Whether gates of `h` `[R, B, C, H, W]` are a kernel's: channels last, a power of two."""
     channels = h.shape[2] if h.ndim == 5 else 0
     power = channels > 0 and channels & (channels - 1) == 0
-    return power and channels <= MOST_CHANNELS and h.stride(2) == 1
+    return power and channels <= MAX_CHANNELS and h.stride(2) == 1
 
 
 class BlendRows(NamedTuple):

@@ -12,13 +12,13 @@ from esper.kasmina.ops.layout import padded_channels
 
 WARPS: Final = 8
 """Warps of a thread block."""
-MOST_SHARED: Final = 227 * 1024
+MAX_SHARED: Final = 227 * 1024
 """Shared memory in bytes that a thread block may have on sm_90."""
 SHARED_OF_TWO: Final = 113 * 1024
 """Shared memory in bytes at which two thread blocks fit a multiprocessor."""
-MOST_CHANNELS: Final = 32
+MAX_CHANNELS: Final = 32
 """More channels take more registers than a thread has; Triton's kernels take those."""
-MOST_PARTS: Final = 32
+MAX_PARTS: Final = 32
 """Parts of a row backward, each a thread block; the number depends on shape and batch alone, so
 that a row's sums do not depend on the number of rows."""
 LEAST_STEPS: Final = 8
@@ -34,7 +34,7 @@ FORWARD_PARTS: Final = (16, 128)
 """Fewest and most parts of a row forward."""
 FORWARD_STEPS: Final = 4
 """Steps of a part forward, if the batch has that many."""
-LARGEST_SIDE: Final = 32
+MAX_SIDE: Final = 32
 """Images are whole in shared memory."""
 TILE: Final = 16
 """Pixels of a tile, the rows of a product."""
@@ -72,20 +72,20 @@ class BlockShape:
         """As in tables: 8->16 at 16x16."""
         return f"{self.inputs}->{self.outputs} at {self.height}x{self.width}"
 
-    def obstacle(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """Return why there is no fused block of this shape; None if there is one."""
         small = (1, 2, 4)
         if self.inputs != 3 and self.inputs not in small and self.inputs % 8:
             return f"{self.inputs} channels in: 1, 2, 3, 4 or a multiple of 8"
         if self.outputs not in small[1:] and self.outputs % 8:
             return f"{self.outputs} channels out: 2, 4 or a multiple of 8"
-        if max(self.inputs, self.outputs) > MOST_CHANNELS:
-            return f"more than {MOST_CHANNELS} channels"
+        if max(self.inputs, self.outputs) > MAX_CHANNELS:
+            return f"more than {MAX_CHANNELS} channels"
         if self.groups > 1 and self.outputs % (8 * self.groups):
             return f"{self.groups} groups of {self.outputs} channels: a group is a multiple of 8"
-        if max(self.height, self.width) > LARGEST_SIDE or self.height * self.width < TILE // 2:
+        if max(self.height, self.width) > MAX_SIDE or self.height * self.width < TILE // 2:
             return f"images of {self.height}x{self.width}"
-        if plan(self).backward_bytes > MOST_SHARED:
+        if plan(self).backward_bytes > MAX_SHARED:
             return f"{plan(self).backward_bytes} bytes of shared memory"
         return None
 
@@ -145,7 +145,7 @@ class BlockPlan:
         """Return the parts of a row of `batch` images, and the steps of a part."""
         if few_rows:
             return self._divided(batch, SEED_PARTS, SEED_STEPS)
-        return self._divided(batch, MOST_PARTS, LEAST_STEPS)
+        return self._divided(batch, MAX_PARTS, LEAST_STEPS)
 
     def _divided(self, batch: int, most: int, least_steps: int) -> tuple[int, int]:
         steps = _cdiv(batch, self.images)

@@ -33,7 +33,7 @@ from esper.kasmina.ops.kernels.layout import (
 
 HALF: Final = torch.bfloat16
 """The type of activations."""
-MOST_IMAGES: Final = 2**30
+MAX_IMAGES: Final = 2**30
 """Images of a row, rounded up to parts, are counted in 32 bits; all offsets have 64."""
 
 
@@ -48,11 +48,11 @@ def launch(planned: BlockPlan, backward: bool, args: BlockArgs, parts: int, rows
 
 
 @cache
-def obstacle(shape: BlockShape, device: torch.device) -> str | None:
+def unsupported_reason(shape: BlockShape, device: torch.device) -> str | None:
     """Return why a block of this shape is not fused on a device; None if it is."""
     from esper.kasmina.ops.kernels import compiled
 
-    return shape.obstacle() or compiled.obstacle(device)
+    return shape.unsupported_reason() or compiled.unsupported_reason(device)
 
 
 def shape_of(x: Tensor, weight: Tensor, groups: int) -> BlockShape:
@@ -165,9 +165,9 @@ class Block(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        alone = saved[0].ndim == 4
+        one_row = saved[0].ndim == 4
         given, weight, scale, shift, statistics, dy = (
-            value[None] if alone else value for value in (*saved, dy)
+            value[None] if one_row else value for value in (*saved, dy)
         )
         (x, stored), dy, dx = laid_out(given, HALF), _aligned(dense_pixels(dy, HALF)), None
         x = _aligned(x)
@@ -178,7 +178,7 @@ class Block(torch.autograd.Function):
         if dx is not None:
             dx = dx[:, :, : x.shape[2]].to(given.dtype)
             dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
-        out = (value[0] if alone and value is not None else value for value in (dx, *rest))
+        out = (value[0] if one_row and value is not None else value for value in (dx, *rest))
         return (*out, None, None)
 
     @staticmethod

@@ -104,7 +104,7 @@ def functions(plan: BlockPlan, device: int) -> tuple[CudaFunction, CudaFunction]
     return forward, module.function("block_backward", plan.backward_bytes)
 
 
-def obstacle(device: torch.device) -> str | None:
+def unsupported_reason(device: torch.device) -> str | None:
     """Return why fused blocks cannot run on a device; None if they can."""
     if device.type != "cuda" or torch.version.hip is not None:
         return "they are for NVIDIA GPUs"

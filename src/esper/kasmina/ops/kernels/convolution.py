@@ -38,7 +38,7 @@ GRADIENT_PIXELS: Final = 128
 TILES: Final = 16
 """Minimum tiles per part of a weight gradient. The summation order depends only on the number of
 pixels, so that a row's sums do not depend on the number of rows."""
-MOST_PARTS: Final = 64
+MAX_PARTS: Final = 64
 
 
 @triton.jit
@@ -252,7 +252,7 @@ def gradient_of_weights(x: Tensor, dy: Tensor, side: int, place: Placement | Non
     chunk = whole if whole <= 128 else 64
     chunks, pixels = triton.cdiv(taps * in_width, chunk), batch * height * width
     most = triton.cdiv(pixels, GRADIENT_PIXELS)
-    parts = max(1, min(MOST_PARTS, most // TILES))
+    parts = max(1, min(MAX_PARTS, most // TILES))
     tiles = triton.cdiv(most, parts)
     partial = torch.empty(
         rows, parts, outputs, inputs, side, side, dtype=torch.float32, device=x.device

@@ -33,7 +33,7 @@ NUMBERS: Final = 2048
 """Outputs per program."""
 TILES: Final = 16
 """Minimum tiles per part of a weight gradient."""
-MOST_PARTS: Final = 64
+MAX_PARTS: Final = 64
 
 
 @triton.jit
@@ -157,7 +157,7 @@ def gradient_of_weights(x: Tensor, dy: Tensor, side: int, place: Placement | Non
     rows, batch, channels, height, width = dy.shape
     sizes, pixels = _sizes(x, side), batch * height * width
     most = triton.cdiv(pixels, sizes["BLOCK"])
-    parts = max(1, min(MOST_PARTS, most // TILES))
+    parts = max(1, min(MAX_PARTS, most // TILES))
     partial = torch.empty(
         rows, parts, channels, 1, side, side, dtype=torch.float32, device=x.device
     )
@@ -173,7 +173,7 @@ def gradient_of_weights(x: Tensor, dy: Tensor, side: int, place: Placement | Non
 KERNELS: Final = ConvolutionKernels(_run, gradient_of_weights)
 
 
-def convolve_alone(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def convolve_depthwise(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Depthwise convolution of `x` `[R or 1, B, C, H, W]` with weights `[R, C, 1, side, side]`.
 
     Returns `[R, B, C, H, W]`; under `vmap` all are without the row axis.

@@ -190,16 +190,16 @@ class Squeeze(torch.autograd.Function):
     def backward(ctx: Any, dmeans: Tensor | None, dx: Tensor | None) -> Tensor | None:
         if dmeans is None:
             return dx
-        alone = len(ctx.shape) == 4
-        dmeans = dmeans[None] if alone else dmeans
-        shape = (1, *ctx.shape) if alone else ctx.shape
+        one_row = len(ctx.shape) == 4
+        dmeans = dmeans[None] if one_row else dmeans
+        shape = (1, *ctx.shape) if one_row else ctx.shape
         if dx is None:
             total = empty_activation(shape, dmeans, ctx.dtype)
         else:
-            total = dense_pixels(dx[None] if alone else dx, ctx.dtype)
+            total = dense_pixels(dx[None] if one_row else dx, ctx.dtype)
         with kernel_scope(live_R=ctx.live):
             _run_spread(dmeans, total, add=dx is not None)
-        return total[0] if alone else total
+        return total[0] if one_row else total
 
     @staticmethod
     def vmap(
@@ -224,11 +224,11 @@ class Excite(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
         x, factor = ctx.saved_tensors
-        alone = x.ndim == 4
-        x, factor, dy = (v[None] if alone else v for v in (x, factor, dy))
+        one_row = x.ndim == 4
+        x, factor, dy = (v[None] if one_row else v for v in (x, factor, dy))
         with kernel_scope(live_R=ctx.live):
             dx, dfactor = _run_excite_back(x, dy, factor)
-        return (dx[0], dfactor[0]) if alone else (dx, dfactor)
+        return (dx[0], dfactor[0]) if one_row else (dx, dfactor)
 
     @staticmethod
     def vmap(

@@ -60,18 +60,18 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        alone = x.ndim == 4
-        if alone:
+        one_row = x.ndim == 4
+        if one_row:
             x, weight, dy = x[None], weight[None], dy[None]
         dy = dense_pixels(dy, ctx.dtype)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = ctx.kernels.run(dy, weight, ctx.dtype, True).to(x.dtype)
             dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
-            dx = dx[0] if alone else dx
+            dx = dx[0] if one_row else dx
         if ctx.needs_input_grad[1]:
             dw = ctx.kernels.gradient_of_weights(x, dy, weight.shape[-1])
-            dw = dw[0] if alone else dw
+            dw = dw[0] if one_row else dw
         return dx, dw, None, None
 
     @staticmethod

@@ -37,7 +37,7 @@ def if_live(live, row, count, SKIPS: tl.constexpr):
 @triton.jit
 def is_padding(live, row, SKIPS: tl.constexpr):
     """Whether nobody reads what comes out of a row: its program ends at once. A row that changes
-    another tensor where it lies (SKIPS is IN_PLACE) also does so at 0, where nothing changes."""
+    another tensor in place (SKIPS is IN_PLACE) also does so at 0, where nothing changes."""
     found = False
     if SKIPS == 1:
         found = tl.load(live + row) < 0

@@ -257,13 +257,13 @@ class Normalise(torch.autograd.Function):
         ctx: Any, dy: Tensor, _: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
         given = x, weight, bias, statistics = ctx.saved_tensors
-        alone = x.ndim == 4
-        x, weight, bias, statistics, dy = (v[None] if alone else v for v in (*given, dy))
+        one_row = x.ndim == 4
+        x, weight, bias, statistics, dy = (v[None] if one_row else v for v in (*given, dy))
         with kernel_scope(live_R=ctx.live):
             x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
             dx = empty_activation(x.shape, x)
             dw, db = run_backward(x, dy, weight, bias, statistics, ctx.groups, ctx.relu, dx)
-        dx, dw, db = (v[0] if alone else v for v in (dx, dw, db))
+        dx, dw, db = (v[0] if one_row else v for v in (dx, dw, db))
         return dx, dw, db, None, None
 
     @staticmethod

@@ -16,7 +16,7 @@ IN_PLACE: Final = 2
 
 
 class Placement(NamedTuple):
-    """Rows of an activation that a step reads or changes where they lie."""
+    """Rows of an activation that a step reads or changes in place."""
 
     rows: Tensor
     """`[G]`"""

@@ -1,8 +1,8 @@
 """Gather rows of activations for seeds, and add the seeds' results back.
 
-A row is contiguous memory; nothing here depends on the layout inside. `Fork` copies rows out,
-`Return` adds (alpha times) the results. Seeds of one slot are in different rows, so one copy of the
-activation serves all of them. The backward pass mirrors this and skips rows without a seed.
+A row is contiguous memory; nothing here depends on the layout inside. `Gather` copies rows out,
+`ScatterAdd` adds (alpha times) the results. Seeds of one slot are in different rows, so one copy of
+the activation serves all of them. The backward pass mirrors this and skips rows without a seed.
 
 Programs add without atomics, so at most one entry may write to a row. Unused entries of a padded
 plan share a few padding rows; their alpha is 0, and such an entry writes nothing, neither forward
@@ -156,7 +156,7 @@ def _add_groups(
             branches.run(partial(add_rows_, h, index, alpha, own, scaled))
 
 
-class Fork(torch.autograd.Function):
+class Gather(torch.autograd.Function):
     """(h, own gradient, for each group: index, live) -> h itself, and the rows of each group."""
 
     @staticmethod
@@ -181,7 +181,7 @@ class Fork(torch.autograd.Function):
         return (total, None, *(None for _ in chain(*ctx.places)))
 
 
-class Return(torch.autograd.Function):
+class ScatterAdd(torch.autograd.Function):
     """(h, owned, for each group: index, alpha, delta) -> h with alpha * delta added to the rows."""
 
     @staticmethod
@@ -244,19 +244,19 @@ def join(h: Tensor, source: Tensor, detach: bool, whole: Tensor | None = None) -
     return out
 
 
-def fork(
+def gather(
     h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor], own_gradient: bool = False
 ) -> tuple[Tensor, ...]:
-    """Typed `Fork.apply`; `alpha` as for `give_back`.
+    """Typed `Gather.apply`; `alpha` as for `scatter_add`.
 
     `own_gradient`: nothing else refers to the gradient of `h`, so rows are added to it in place.
     """
     parts = chain.from_iterable(zip(index, alpha, strict=True))
-    out: tuple[Tensor, ...] = Fork.apply(h, own_gradient, *parts)
+    out: tuple[Tensor, ...] = Gather.apply(h, own_gradient, *parts)
     return out
 
 
-def give_back(
+def scatter_add(
     h: Tensor,
     index: Sequence[Tensor],
     alpha: Sequence[Tensor],
@@ -268,5 +268,5 @@ def give_back(
     `owned`: nothing else refers to the memory of `h`, so it is changed in place.
     """
     parts = chain.from_iterable(zip(index, alpha, update, strict=True))
-    out: Tensor = Return.apply(h, owned, *parts)
+    out: Tensor = ScatterAdd.apply(h, owned, *parts)
     return out

@@ -1,4 +1,4 @@
-"""Seeds on rows of an activation, read and changed where they lie.
+"""Seeds on rows of an activation, read and changed in place.
 
 A seed is a chain of steps: blocks (`block.cu`), norms, convolutions, squeeze-excite. The kernels
 read the numbers of their rows themselves, so nothing is scattered: the first step reads its rows,
@@ -152,7 +152,7 @@ def _with_flat_gates(group: SeedRows) -> SeedRows:
 
 def _allocate_inputs(h: Tensor, group: SeedRows, keep: bool) -> list[Tensor | None]:
     """Allocate what each step of a group and its blend read; for the first step a copy of its rows,
-    if that is kept or the step cannot read them where they lie."""
+    if that is kept or the step cannot read them in place."""
     shape = (len(group.rows), *h.shape[1:])
     copied = keep or isinstance(group.steps[0], ConvParameters)
     others = len(group.steps) - (group.style is None)
@@ -273,7 +273,7 @@ def _convolution(step: ConvParameters) -> Any:
     """Return the module with the kernels of a convolution."""
     from esper.kasmina.ops.kernels import convolution, depthwise
 
-    return depthwise if step.alone else convolution
+    return depthwise if step.depthwise else convolution
 
 
 def _tensors_of(settings: Settings) -> int:
