@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
 from esper.kasmina.blueprints.seed_places import find_sources, misfit
 from esper.kasmina.layers.host_checks import as_host, enabled_slots, host_segments
@@ -478,9 +477,10 @@ def _differing_mode(
     model, chain = copy.deepcopy(base), _complete(plan, base, inputs.pack(values))
     for mode, found in chain.items():
         model.train(mode == "training")
-        with torch.no_grad(), kept_random_state():
-            with user_code(f"{type(base).__name__} fails on the example"):
-                expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
+        given = [value.clone() for value in values]
+        failing = user_code(f"{type(base).__name__} fails on the example")
+        with torch.no_grad(), kept_random_state(), failing:
+            expected = pick_output(inputs.call(model, given), output)
         if found.shape != expected.shape or not torch.allclose(
             found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
         ):
