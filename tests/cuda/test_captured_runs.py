@@ -310,6 +310,7 @@ def test_a_diverging_neighbour_ends_alone(tmp_path):
 
 def test_a_stopped_search_resumes_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "TICK_SECONDS", 0.0)
+    monkeypatch.setattr(captured, "STARTING_SECONDS", 0.0)  # else they end before the first tick
     task = task_of("images", amp=True)
     jobs = jobs_of(tmp_path, Residual, 4, batches=400)
     expected = train_all(CapturedTrainer(task), jobs)

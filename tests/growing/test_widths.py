@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -34,24 +35,35 @@ def params(width: int) -> int:
 class Fake:
     """The network at a multiple of its width; a network has ten MACs per parameter."""
 
-    bare = ()
+    bare = ("",)
 
-    def __init__(self, name: str, factor: float) -> None:
-        self.name = name
-        self.params = params(max(1, round(factor * WIDTH)))
+    def __init__(self, name: str, factor: float, stiff: Sequence[str] = ()) -> None:
+        self.name, self.stiff = name, stiff
+        self.traced = 0
+        number = params(max(1, round(factor * WIDTH)))
+        self.bare_size = Size(number, 10 * number, 30 * number)
 
     def size(self, topology: tuple[str, ...]) -> Size:
-        return Size(self.params, 10 * self.params, 30 * self.params)
+        return self.bare_size
+
+    @property
+    def trace(self) -> str:
+        self.traced += 1
+        if self.name in self.stiff:
+            raise EsperError("it has no place for a seed")
+        return self.name
 
 
 class FakeNetworks:
     """Networks that can be scaled to any width."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.base, self.budget = Fake("", 1.0), budget
+    def __init__(self, budget: Budget, stiff: Sequence[str] = ()) -> None:
+        self.base, self.budget, self.stiff = Fake("", 1.0), budget, stiff
+        self.made: list[Fake] = []
 
     def scaled(self, name: str, factor: float) -> Fake:
-        return Fake(name, factor)
+        self.made.append(Fake(name, factor, self.stiff))
+        return self.made[-1]
 
     def cost_of(self, size: Size) -> float:
         return size.train_macs / self.base.size(()).train_macs
@@ -90,6 +102,15 @@ def test_networks_that_cost_too_much_to_train_are_left_out():
     sizes = spread(most_cost=3.0)
     assert max(sizes) <= 3.0 * params(WIDTH)
     assert max(sizes) > 2.5 * params(WIDTH)
+
+
+def test_only_networks_that_are_used_are_traced_and_those_without_a_trace_left_out():
+    networks = FakeNetworks(Budget(params=1000))
+    every = [one.name for one in spread_widths(cast(Networks, networks), 10.0)]
+    assert sorted(one.name for one in networks.made if one.traced) == sorted(every)
+    assert len(networks.made) > len(every)
+    stiff = cast(Networks, FakeNetworks(Budget(params=1000), stiff=every[1:3]))
+    assert [one.name for one in spread_widths(stiff, 10.0)] == [every[0], *every[3:]]
 
 
 def test_a_model_that_cannot_be_scaled_has_no_other_width():

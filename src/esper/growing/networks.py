@@ -7,7 +7,7 @@ the plain module that the user gets back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from esper.growing.budget import Budget
 from esper.growing.runs import Row
 from esper.growing.topologies import EMPTY, Topology, with_seed
-from esper.kasmina.layers.counting import count_parameters, count_training_macs
+from esper.kasmina.layers.counting import Size, count_parameters, count_training_macs
 from esper.kasmina.tracing import (
     HostTrace,
     Inputs,
+    ScaledModel,
     carry_weights,
     finished_model,
     planted_model,
@@ -34,24 +35,33 @@ operations. By compute alone, wide versions of a tiny network would look far too
 free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Size of a network."""
-
-    params: int
-    macs: int
-    train_macs: int
-    """Of a sample, forward and backward."""
-
-
 class Variant:
     """The user's model at one width."""
 
-    def __init__(self, name: str, trace: HostTrace, example: Sequence[Tensor], seed: int) -> None:
-        """`name`: empty for the model as it was given; `example`: raw inputs of some samples."""
-        self.name, self.trace = name, trace
+    def __init__(
+        self,
+        name: str,
+        model: HostTrace | ScaledModel,
+        example: Sequence[Tensor],
+        seed: int,
+        known: Size | None = None,
+    ) -> None:
+        """`name`: empty for the model as it was given; `example`: raw inputs of some samples;
+        `known`: size without seeds, if it need not be measured.
+        """
+        self.name, self._model, self._known = name, model, known
         self._example, self._seed = [value[:1].cpu() for value in example], seed
         self._sizes: dict[Topology, Size] = {}
+
+    @cached_property
+    def trace(self) -> HostTrace:
+        """Its trace; that of a scaled model is made when first asked for, and may raise."""
+        return self._model.host if isinstance(self._model, ScaledModel) else self._model
+
+    @property
+    def bare_size(self) -> Size:
+        """Size without seeds."""
+        return self._known or self.size(self.bare)
 
     @property
     def bare(self) -> Topology:
@@ -89,6 +99,8 @@ class Variant:
 
     def size(self, topology: Topology) -> Size:
         """Size of the module that the user gets; raises if it has nothing to train."""
+        if self._known and not any(topology):
+            return self._known
         if topology not in self._sizes and sum(map(bool, topology)) > 1:
             self._sizes[topology] = self._sum_of_seeds(topology)
         if topology not in self._sizes:
@@ -125,11 +137,11 @@ class Networks:
         self,
         base: Variant,
         budget: Budget,
-        scaled: Callable[[float], HostTrace],
+        scaled: Callable[[float], ScaledModel],
         weights: Callable[[int], Path],
         overhead: float,
     ) -> None:
-        """`scaled`: the trace of another width, raises if there is none; `weights`: file of the
+        """`scaled`: the model at another width, raises if there is none; `weights`: file of the
         weights of a finished run; `overhead`: of a sample, see `OVERHEAD`.
         """
         self._overhead = 0.0 if budget.flops is not None else overhead
@@ -159,7 +171,10 @@ class Networks:
     def scaled(self, name: str, factor: float) -> Variant:
         """The model at another width, which is not among the variants yet; raises if it cannot be
         made."""
-        return Variant(name, self._scaled(factor), self._example, self._seed)
+        found = self._scaled(factor)
+        # A trace leaves out what the output does not depend on, and so may its size.
+        alike = found.given == self.base.bare_size
+        return Variant(name, found, self._example, self._seed, found.size if alike else None)
 
     def size(self, variant: int, topology: Topology) -> Size:
         """Size of a network."""

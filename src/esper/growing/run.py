@@ -47,7 +47,7 @@ from esper.growing.trainers.job import Job, Running, Trainer
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.widths import named_variants, named_widths, spread_widths
 from esper.jobs.settings import JobSettings
-from esper.kasmina.tracing import HostTrace, carry_weights, finished_model, scaled_model
+from esper.kasmina.tracing import ScaledModel, Scaling, carry_weights, finished_model
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import is_out_of_memory
@@ -193,11 +193,17 @@ class GrowRun:
 
     # ---- widths ---------------------------------------------------------------------------
 
-    def _scaled(self, factor: float) -> HostTrace:
+    @cached_property
+    def _scaling(self) -> Scaling:
         problem, settings = self.problem, self.settings
         example = problem.data.example().inputs
-        trace = scaled_model(problem.model, example, factor, settings.output, settings.slots).host
-        return limit_blueprints(trace, settings.blueprints)
+        return Scaling(problem.model, example, settings.output, settings.slots)
+
+    def _scaled(self, factor: float) -> ScaledModel:
+        found, names = self._scaling.at(factor), self.settings.blueprints
+        if names is None:
+            return found
+        return replace(found, trace=lambda: limit_blueprints(found.host, names))
 
     def _other_widths(self, search: Search) -> Sequence[Variant]:
         """The model at other widths, as far as it can be scaled and the budget allows."""

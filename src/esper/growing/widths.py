@@ -35,24 +35,24 @@ def spread_widths(networks: Networks, most_cost: float) -> list[Variant]:
     `most_cost`: of training one, relative to the model as given.
     """
     found = _Widths(networks, most_cost)
-    if found.variant(1.0) is None:
-        return []  # it cannot be scaled
+    if not networks.base.bare or found.variant(1.0) is None:
+        return []  # it has no places, or cannot be scaled
     top = found.widest()
     step = max(STEP, (top / NARROWEST) ** (1.0 / COUNT))
     for place in range(COUNT + 1):  # one of them may be the model itself
         found.variant(short(top / step**place))
-    others = [variant for variant in found.variants.values() if variant is not networks.base]
-    return sorted(others, key=lambda variant: variant.size(variant.bare).params)
+    del found.variants[networks.base.bare_size.params]
+    others = [variant for variant in found.variants.values() if _is_traced(variant)]
+    return sorted(others, key=lambda variant: variant.bare_size.params)
 
 
 def named_variants(networks: Networks, factors: Sequence[float]) -> list[Variant]:
     """The widths that the user named; raises if one cannot be made, or exceeds the budget."""
-    base = networks.base
-    found = {base.size(base.bare).params: base}
+    found = {networks.base.bare_size.params: networks.base}
     for factor in factors:
         try:
             made = networks.scaled(width_name(factor), factor)
-            size = made.size(made.bare)
+            size = made.size(made.bare)  # traces it
             networks.budget.check_host(size.params, size.macs)
         except EsperError as error:
             raise EsperError(f"width {factor:g}: {error}") from error
@@ -65,14 +65,13 @@ class _Widths:
 
     def __init__(self, networks: Networks, most_cost: float) -> None:
         self.networks, self.most_cost = networks, most_cost
-        base = networks.base
-        self.variants = {base.size(base.bare).params: base}
+        self.variants = {networks.base.bare_size.params: networks.base}
         self._tried: dict[float, Variant | None] = {}
 
     def variant(self, factor: float) -> Variant | None:
         """The network of a width, if it can be made within the budget."""
         made = self._made(factor)
-        return None if made is None else self.variants.setdefault(made.size(made.bare).params, made)
+        return None if made is None else self.variants.setdefault(made.bare_size.params, made)
 
     def _made(self, factor: float) -> Variant | None:
         if factor not in self._tried:
@@ -83,7 +82,7 @@ class _Widths:
         networks = self.networks
         try:
             made = networks.scaled(width_name(factor), factor)
-            size = made.size(made.bare)
+            size = made.bare_size
         except EsperError:
             return None
         allowed = networks.budget.allows(size.params, size.macs)
@@ -112,11 +111,19 @@ class _Widths:
 
     def _room(self, variant: Variant) -> float:
         """By how much a network may grow within the limits on its size."""
-        size, budget = variant.size(variant.bare), self.networks.budget
+        size, budget = variant.bare_size, self.networks.budget
         return min(
             math.inf if budget.params is None else budget.params / max(1, size.params),
             math.inf if budget.macs is None else budget.macs / max(1, size.macs),
         )
+
+
+def _is_traced(variant: Variant) -> bool:
+    """Whether a trace of it exists; that of the model does, but widths may mislead the tracer."""
+    try:
+        return variant.trace is not None
+    except EsperError:
+        return False
 
 
 def short(factor: float) -> float:

@@ -262,7 +262,7 @@ def suffix_macs(population: Population, x: Tensor) -> Ints:
     with torch.no_grad(), flop_counter() as counter:
         for segment in network.segments:
             h = segment.module(h)
-            macs_until.append(int(counter.get_total_flops()) // 2)
+            macs_until.append(counter.total // 2)
     host.train(was_training)
     behind = [macs_until[-1] - macs_until[slot.position] for slot in network.slots]
     return np.array(behind, dtype=np.int64)

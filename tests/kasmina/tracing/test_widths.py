@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina import Population
-from esper.kasmina.tracing import ScaledModel, scaled_factory, scaled_model
+from esper.kasmina.layers.counting import Size, count_parameters, count_training_macs
+from esper.kasmina.tracing import (
+    ScaledModel,
+    Scaling,
+    planted_model,
+    scaled_factory,
+    scaled_model,
+)
 from esper.leyline.errors import EsperError
 from user_models import CASES, GPT
 
@@ -89,6 +96,27 @@ def test_factor_one_has_the_shapes_of_the_model(name: str):
     found = scaled_model(CASES[name].build, example(name), 1.0, CASES[name].output, slots=1)
     assert shapes(found.factory()) == shapes(CASES[name].build())
     assert found.factor == 1.0
+
+
+@pytest.mark.parametrize("name", ["resnet", "gpt", "tabular"])
+def test_the_size_is_known_before_the_trace(name: str):
+    found = scaled(name, 1.5)
+    network = planted_model(found.host, {}, 0)
+    sample = found.host.inputs.batch(example(name), 1)
+    macs = count_training_macs(network, lambda: found.host.inputs.call(network, sample))
+    assert found.size == Size(count_parameters(network), *macs)
+    assert found.given.macs < found.size.macs
+
+
+def test_several_factors_give_what_each_gives_alone():
+    scaling = Scaling(CASES["gpt"].build, example("gpt"), slots=2)
+    wide = [scaling.at(factor) for factor in (3.0, 1.5, 1.5001)]
+    alone = scaled("gpt", 1.5)
+    for found in wide[1:]:
+        assert (found.factor, found.size) == (alone.factor, alone.size)
+        mine, theirs = (built(one.factory, 7).state_dict() for one in (found, alone))
+        assert all(torch.equal(mine[key], value) for key, value in theirs.items())
+    assert wide[0].parameters > wide[1].parameters
 
 
 @pytest.mark.parametrize("name", ["densenet", "vit", "gpt", "lstm"])

@@ -7,16 +7,28 @@ Element-wise operations (norms, activations, scales) are not counted.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import flop_counter as torch_counter
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from esper.kasmina.ops.kernel_scope import kernel_scope
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a network."""
+
+    params: int
+    """That train."""
+    macs: int
+    train_macs: int
+    """Of a sample, forward and backward."""
 
 
 def count_parameters(module: nn.Module) -> int:
@@ -24,8 +36,33 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts floating-point operations by torch's formulas; its own counter also asks where."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping imports torch's compiler, which takes over a second
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.ops.prim.device.default:
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=out))
+        return out
+
+
 @contextlib.contextmanager
-def flop_counter() -> Iterator[FlopCounterMode]:
+def flop_counter() -> Iterator[FlopCounter]:
     """Count floating-point operations inside the block, by their definitions.
 
     Attention is computed unfused, because torch's counter does not know all fused kernels.
@@ -33,31 +70,11 @@ def flop_counter() -> Iterator[FlopCounterMode]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        counter = FlopCounterMode(display=False)
         as_defined = kernel_scope(torch_convolutions=True)
-        with as_defined, sdpa_kernel(SDPBackend.MATH), _without_compiler(), counter:
+        with as_defined, sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextlib.contextmanager
-def _without_compiler() -> Iterator[None]:
-    """Count without importing torch's compiler, which takes over a second.
-
-    Torch wraps the counter so that the compiler leaves it alone, and the wrapper imports it.
-    """
-    mode = getattr(torch_counter, "_FlopCounterMode", None)
-    wrapped = getattr(mode, "__torch_dispatch__", None)
-    bare = getattr(wrapped, "__wrapped__", None)
-    if mode is None or bare is None or "torch._dynamo" in sys.modules:
-        yield
-        return
-    mode.__torch_dispatch__ = bare
-    try:
-        yield
-    finally:
-        mode.__torch_dispatch__ = wrapped
 
 
 def count_macs(module: nn.Module, x: Tensor) -> int:
@@ -67,7 +84,7 @@ def count_macs(module: nn.Module, x: Tensor) -> int:
     with torch.no_grad(), flop_counter() as counter:
         module(x[:1])
     module.train(was_training)
-    return int(counter.get_total_flops()) // 2
+    return counter.total // 2
 
 
 def count_training_macs(network: nn.Module, run: Callable[[], Tensor]) -> tuple[int, int]:
@@ -81,7 +98,7 @@ def count_training_macs(network: nn.Module, run: Callable[[], Tensor]) -> tuple[
     try:
         with torch.inference_mode(False), torch.enable_grad(), flop_counter() as counter:
             out = run()
-            forward = int(counter.get_total_flops()) // 2
+            forward = counter.total // 2
             if out.requires_grad:
                 # The counter's hooks do not support torch.autograd.grad.
                 out.float().square().sum().backward()  # type: ignore[no-untyped-call]
@@ -89,4 +106,4 @@ def count_training_macs(network: nn.Module, run: Callable[[], Tensor]) -> tuple[
         for part, mode in modes.items():
             part.training = mode
         network.zero_grad(set_to_none=True)
-    return forward, int(counter.get_total_flops()) // 2
+    return forward, counter.total // 2

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from esper.kasmina.tracing.planting import planted_model as planted_model
     from esper.kasmina.tracing.planting import silence as silence
     from esper.kasmina.tracing.widths import ScaledModel as ScaledModel
+    from esper.kasmina.tracing.widths import Scaling as Scaling
     from esper.kasmina.tracing.widths import scaled_factory as scaled_factory
     from esper.kasmina.tracing.widths import scaled_model as scaled_model
 else:
@@ -27,6 +28,6 @@ else:
             ".host": ("HostTrace", "TracedHost", "fitting_blueprints", "trace_model"),
             ".inputs": ("Inputs",),
             ".planting": ("carry_weights", "planted_model", "silence"),
-            ".widths": ("ScaledModel", "scaled_factory", "scaled_model"),
+            ".widths": ("ScaledModel", "Scaling", "scaled_factory", "scaled_model"),
         },
     )

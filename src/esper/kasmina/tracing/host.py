@@ -6,13 +6,12 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
 from esper.kasmina.blueprints.seed_places import find_sources, misfit
 from esper.kasmina.layers.host_checks import as_host, enabled_slots, host_segments
@@ -35,6 +34,7 @@ from esper.leyline.slots import InjectionSpec, Topology, slot_id
 from esper.leyline.user_errors import user_code
 
 Factory = Callable[[], nn.Module]
+_MODES: Final = ("eval", "training")
 
 
 class SegmentPlan:
@@ -217,6 +217,7 @@ def trace_model(
     slots: int | Sequence[str] = 8,
     output: str | int | None = None,
     needs_slots: bool = True,
+    runs: bool = False,
 ) -> HostTrace:
     """Turn any model into a host, by one example batch; the model itself is not changed.
 
@@ -224,23 +225,27 @@ def trace_model(
     each member its own. `slots`: how many at most, or paths of the modules they come after.
     `output`: index or key of the tensor to train on, if the model returns several. `needs_slots`:
     whether a model without a place for a seed is an error; otherwise its trace has no slots.
+    `runs`: it is known to run on the example.
     """
     with kept_random_state():
-        traced = _Tracing(factory_of(model), example, output)
+        traced = _Tracing(factory_of(model), example, output, runs)
         return traced.run(slots) if needs_slots else traced.run_anyhow(slots)
 
 
 class _Tracing:
     """One model on its way to a trace."""
 
-    def __init__(self, factory: Factory, example: Raw, output: str | int | None) -> None:
+    def __init__(
+        self, factory: Factory, example: Raw, output: str | int | None, runs: bool
+    ) -> None:
         self._factory, self._output = factory, output
         self._base = build(factory, 0, "model").cpu()
         check_parameters(self._base)
         self._name = type(self._base).__name__
         self._inputs = Inputs.of(self._base, example)
         self._example = self._inputs.few(example, BATCHES[1])
-        _check_runs(self._name, self._base, self._inputs, example)
+        if not runs:
+            _check_runs(self._name, self._base, self._inputs, example)
 
     def run(self, slots: int | Sequence[str]) -> HostTrace:
         """Trace it with at least one slot; raises if there is no place for it."""
@@ -289,7 +294,6 @@ class _Tracing:
         topology = chosen[0].topology if chosen else "mlp"
         graphs = split_graph(traced.graph, cuts)
         plan = SegmentPlan(name, topology, graphs, specs, traced.additions)
-        _complete(plan, base, inputs, example)
         _check_same(base, plan, inputs, example, self._output)
         kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the class
         plan.find_causal = lambda: is_causal(
@@ -417,24 +421,28 @@ def _check_output(name: str, traced: ModelGraph) -> None:
         )
 
 
-def _complete(plan: SegmentPlan, base: nn.Module, inputs: Inputs, example: Raw) -> None:
-    """Protect inputs of segments from writes in place; find what no segment uses."""
-    host = TracedHost(copy.deepcopy(base), plan)
-    x = inputs.pack(inputs.batch(example, BATCHES[0]))
+def _complete(plan: SegmentPlan, base: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Protect inputs of segments from writes in place; find what no segment uses.
+
+    Returns what the chain computes, by mode.
+    """
+    host, found = TracedHost(copy.deepcopy(base), plan), {}
     segments = host.segments()
-    with torch.no_grad(), forked_rng(0):
-        for training in (False, True):
-            host.train(training)
-            h = x.clone()
+    for mode in _MODES:
+        host.train(mode == "training")
+        h = x.clone()
+        with torch.no_grad(), kept_random_state():
             for graph, segment in zip(plan.graphs, segments, strict=True):
                 given = h.clone()
                 h = segment(given)
                 if given._version:
                     protect_input(graph)
                     h = h.clone()
+        found[mode] = h
     used = {id(t) for s in segments for t in (*s.parameters(), *s.buffers())}
     state = (*host.named_parameters(), *host.named_buffers())
     plan.unused = tuple(name for name, tensor in state if id(tensor) not in used)
+    return found
 
 
 def _freeze(model: nn.Module, name: str) -> None:
@@ -447,7 +455,7 @@ def _freeze(model: nn.Module, name: str) -> None:
 def _check_same(
     base: nn.Module, plan: SegmentPlan, inputs: Inputs, example: Raw, output: Any
 ) -> None:
-    """Raise unless the chain equals the model in eval and in training mode."""
+    """Complete the plan; raise unless the chain equals the model in eval and in training mode."""
     name, values = type(base).__name__, inputs.batch(example, BATCHES[1])
     differs = _differing_mode(base, plan, inputs, values, output)
     if differs == "training":
@@ -466,15 +474,13 @@ def _differing_mode(
     base: nn.Module, plan: SegmentPlan, inputs: Inputs, values: list[Tensor], output: Any
 ) -> str:
     """Return the mode in which chain and model differ, with the same random numbers, or ""."""
-    model, chain = copy.deepcopy(base), TracedHost(copy.deepcopy(base), plan)
-    for mode in ("eval", "training"):
+    model, chain = copy.deepcopy(base), _complete(plan, base, inputs.pack(values))
+    for mode, found in chain.items():
         model.train(mode == "training")
-        chain.train(mode == "training")
-        with torch.no_grad():
-            with kept_random_state(), user_code(f"{type(base).__name__} fails on the example"):
-                expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
-            with kept_random_state():
-                found = chain(inputs.pack(values))
+        given = [value.clone() for value in values]
+        failing = user_code(f"{type(base).__name__} fails on the example")
+        with torch.no_grad(), kept_random_state(), failing:
+            expected = pick_output(inputs.call(model, given), output)
         if found.shape != expected.shape or not torch.allclose(
             found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
         ):

@@ -207,11 +207,15 @@ class ModelTracer(LeafTracer):
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if kind == "output":
             return node
+        state, self._evaluating = random_state(), True
         try:
             values = tuple(self._evaluate(node, index) for index in range(len(BATCHES)))
         except Exception:
             self.graph.erase_node(node)
             raise
+        finally:
+            self._evaluating = False
+            _restore_random(state)
         node.meta["values"] = values
         node.meta["level"] = self._level(node)
         if kind == "call_module":
@@ -220,18 +224,13 @@ class ModelTracer(LeafTracer):
         return node
 
     def _evaluate(self, node: fx.Node, index: int) -> Any:
-        """Return the value of a node on one of the batches; random generators are restored."""
+        """Return the value of a node on one of the batches."""
         if node.op == "placeholder":
             return self._inputs.pack(self._examples[index])
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["values"][index])
         given = [n.meta["values"][index] for n in node.all_input_nodes]
         versions = [_version(value) for value in given]
-        state, self._evaluating = random_state(), True
-        try:
-            out = _call(self.root, node, args, kwargs)  # attributes are tensors meanwhile
-        finally:
-            self._evaluating = False
-            _restore_random(state)
+        out = _call(self.root, node, args, kwargs)  # attributes are tensors meanwhile
         after = [_version(value) for value in given]
         node.meta["writes"] = [
             n for n, a, b in zip(node.all_input_nodes, versions, after, strict=True) if a != b

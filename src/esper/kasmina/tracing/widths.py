@@ -14,16 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from esper.device.rng import forked_rng
+from esper.kasmina.layers.counting import Size, count_parameters, flop_counter
 from esper.kasmina.layers.initialisation import build, check_parameters
 from esper.kasmina.tracing.host import Factory, HostTrace, factory_of, trace_model
 from esper.kasmina.tracing.initial_weights import Initialisation
@@ -82,13 +85,17 @@ class ScaledModel:
     """Of one model; equal numbers for two factors mean that they round to one network."""
     widths: dict[int, int]
     """Old inner width -> new one."""
+    size: Size
+    """Counted while its code runs, before it is traced."""
+    given: Size
+    """Of the model as it was given, counted alike."""
     trace: Callable[[], HostTrace]
     """Traces it."""
 
     @cached_property
     def host(self) -> HostTrace:
         """Its trace; made when first asked for."""
-        with _without_fast_path():
+        with _plain_kernels():
             return self.trace()
 
 
@@ -140,38 +147,43 @@ def scaled_model(
     and `needs_slots` are those of `trace_model`. Raises `EsperError` with the reason if it is not
     possible.
     """
-    if not 0 < factor < float("inf"):
-        raise EsperError(f"factor={factor}: must be positive and finite")
-    with kept_random_state(), _without_fast_path():
-        is_instance = isinstance(model, nn.Module)
-        return _Scaling(factory_of(model), is_instance, example, factor, output).run(
-            slots, needs_slots
-        )
+    return Scaling(model, example, output, slots, needs_slots).at(factor)
 
 
-class _Scaling:
-    """Tries rules until a scaled model runs as the user's does."""
+class Scaling:
+    """A model that is scaled by one or several factors: what they share is found once."""
 
     def __init__(
         self,
-        factory: Factory,
-        is_instance: bool,
+        model: nn.Module | Factory,
         example: Raw,
-        factor: float,
-        output: str | int | None,
+        output: str | int | None = None,
+        slots: int | Sequence[str] = 8,
+        needs_slots: bool = True,
     ) -> None:
-        self._factory = factory
-        self._factor, self._output = factor, output
-        self._base = build(factory, 0, "model").cpu()
-        check_parameters(self._base)
-        self._name = type(self._base).__name__
-        self._inputs = Inputs.of(self._base, example)
-        self._example = self._inputs.few(example, _SAMPLES)
-        self._values = self._inputs.batch(example, _SAMPLES)
-        with user_code(f"{self._name} fails on the example"), forked_rng(0):
-            copied = copy.deepcopy(self._base).eval()
-            self._sources = find_sources(copied, self._inputs, self._clones(), output)
-        self._initialisation = self._shown(is_instance)
+        """See `scaled_model`."""
+        self._output, self._slots, self._needs_slots = output, slots, needs_slots
+        self._tried: dict[str, ScaledModel | str] = {}
+        """By rule: close factors round to one."""
+        with kept_random_state(), _plain_kernels():
+            self._factory = factory_of(model)
+            self._base = build(self._factory, 0, "model").cpu()
+            check_parameters(self._base)
+            self._name = type(self._base).__name__
+            self._inputs = Inputs.of(self._base, example)
+            self._example = self._inputs.few(example, _SAMPLES)
+            self._values = self._inputs.batch(example, _SAMPLES)
+            with user_code(f"{self._name} fails on the example"), forked_rng(0):
+                copied = copy.deepcopy(self._base).eval()
+                self._sources = find_sources(copied, self._inputs, self._clones(), output)
+            self._initialisation = self._shown(isinstance(model, nn.Module))
+
+    def at(self, factor: float) -> ScaledModel:
+        """Try rules until a scaled model runs as the user's does; raises if none does."""
+        if not 0 < factor < float("inf"):
+            raise EsperError(f"factor={factor}: must be positive and finite")
+        with kept_random_state(), _plain_kernels():
+            return self._scaled(factor)
 
     def _shown(self, is_instance: bool) -> Initialisation:
         """Look at the weights of an instance, or of several models of a factory."""
@@ -181,41 +193,58 @@ class _Scaling:
         matrices = [name for name, is_matrix in self._sources.tensors.items() if is_matrix]
         return Initialisation([self._base, *others], matrices, keep=not is_instance)
 
-    def run(self, slots: int | Sequence[str], needs_slots: bool) -> ScaledModel:
-        failures: list[Exception] = []
-        tried: list[Any] = []
+    def _scaled(self, factor: float) -> ScaledModel:
+        failures: dict[str, str] = {}
         for anchors in _ANCHORS:
             fixed = self._sources.fixed(anchors)
             widths = self._sources.widths(fixed)
             if not widths:
                 continue
-            for rule, attributes in self._choices(widths):
-                key = (fixed, rule, attributes)
-                if key in tried:
+            for rule, attributes in self._choices(widths, factor):
+                key = repr((sorted(fixed), rule, attributes))
+                if key in failures:
                     continue
-                tried.append(key)
-                try:
-                    plan = self._derive(rule, fixed, attributes)
-                    factory, parameters = self._checked(plan)
-                except Exception as error:
-                    if is_out_of_memory(error):
-                        raise
-                    failures.append(error)
-                else:
+                found = self._tried.get(key) or self._attempt(rule, fixed, attributes)
+                self._tried[key] = found
+                if isinstance(found, ScaledModel):
                     achieved = sum(rule.table[width] for width in widths) / sum(widths)
-                    trace = partial(
-                        trace_model, factory, self._example, slots, self._output, needs_slots
-                    )
-                    return ScaledModel(factory, achieved, parameters, rule.table, trace)
+                    return replace(found, factor=achieved)
+                failures[key] = found
         if not failures:
             raise EsperError(
                 f"{self._name} has no inner width to scale: all belong to its inputs or its output"
             )
-        raise self._impossible(failures[0]) from failures[0]
+        reason = next(iter(failures.values()))
+        raise EsperError(f"{self._name} cannot be scaled by {factor:g}: {reason}")
 
-    def _choices(self, widths: Sequence[int]) -> Iterator[tuple[Rule, dict[tuple[str, str], Any]]]:
+    def _attempt(
+        self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]
+    ) -> ScaledModel | str:
+        """Return the model of a rule, without its factor, if it runs and trains; else why not."""
+        try:
+            plan, model = self._derive(rule, fixed, attributes)
+            size = self._checked(model)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return str(error) if isinstance(error, EsperError) else format_error(error)
+        factory, initialisation = self._factory, self._initialisation
+
+        def scaled() -> nn.Module:
+            return plan.apply(factory().cpu(), initialisation)
+
+        parameters = sum(p.numel() for p in model.parameters())
+        trace = partial(
+            trace_model, scaled, self._example, self._slots, self._output, self._needs_slots, True
+        )
+        given = self._trained[1]
+        return ScaledModel(scaled, math.nan, parameters, rule.table, size, given, trace)
+
+    def _choices(
+        self, widths: Sequence[int], factor: float
+    ) -> Iterator[tuple[Rule, dict[tuple[str, str], Any]]]:
         divided = divisors(self._base, self._sources)
-        for rule in rules(widths, self._factor, divided, head_counts(self._base)):
+        for rule in rules(widths, factor, divided, head_counts(self._base)):
             counts = scaled_counts(self._base, rule)
             sizes = scaled_attributes(self._base, rule)
             # Left as they are, widths may do harm that no check sees, as in x[:, : self.width].
@@ -224,8 +253,10 @@ class _Scaling:
             yield rule, counts | {key: v for key, v in sizes.items() if is_size(key[1])}
             yield rule, counts | sizes
 
-    def _derive(self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]) -> _Plan:
-        """Run a copy whose layers are resized when they are called."""
+    def _derive(
+        self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]
+    ) -> tuple[_Plan, nn.Module]:
+        """Run a copy whose layers are resized when they are called; return it with its sizes."""
         model = copy.deepcopy(self._base).eval()
         plan = _Plan(attributes, self._tensor_shapes(model, rule, fixed))
         resizer = Resizer(model, self._initialisation)
@@ -248,16 +279,19 @@ class _Scaling:
 
             return hook
 
+        hooks: list[RemovableHandle] = []
         for path, layer in model.named_modules():
-            calls.watch(path, layer)
+            hooks += calls.watch(path, layer)
             if isinstance(layer, RESIZABLE):
-                layer.register_forward_pre_hook(resize(path, layer), with_kwargs=True)
+                hooks.append(layer.register_forward_pre_hook(resize(path, layer), with_kwargs=True))
         with forked_rng(0), torch.no_grad(), calls.named():
             plan.prepare(model, resizer)
             with calls:
                 out = pick_output(self._inputs.call(model, self._clones()), self._output)
         self._check_shape(out, calls)
-        return plan
+        for hook in hooks:
+            hook.remove()
+        return plan, model
 
     def _tensor_shapes(
         self, model: nn.Module, rule: Rule, fixed: set[str]
@@ -289,34 +323,31 @@ class _Scaling:
                 f"its output becomes {found} instead of {self._sources.shape}{where}; {_ADVICE}"
             )
 
-    def _checked(self, plan: _Plan) -> tuple[Factory, int]:
-        """Return a factory of the scaled model and its parameters, if it runs and trains."""
-        factory, base, initialisation = self._factory, self._base, self._initialisation
+    def _checked(self, model: nn.Module) -> Size:
+        """Count what a scaled model computes; raises unless it runs and trains."""
+        unused, _ = self._trained
+        missing, size = self._train(model)
+        if missing - unused:
+            raise EsperError(f"no gradient reaches {min(missing - unused)}")
+        return size
 
-        def scaled() -> nn.Module:
-            return plan.apply(factory().cpu(), initialisation)
+    @cached_property
+    def _trained(self) -> tuple[set[str], Size]:
+        return self._train(copy.deepcopy(self._base))
 
-        model = build(scaled, 0, "scaled model")
-        unused = self._without_gradient(copy.deepcopy(base))
-        missing = sorted(self._without_gradient(copy.deepcopy(model)) - unused)
-        if missing:
-            raise EsperError(f"no gradient reaches {missing[0]}")
-        return scaled, sum(p.numel() for p in model.parameters())
-
-    def _without_gradient(self, model: nn.Module) -> set[str]:
-        """Return names of the parameters that a batch gives no gradient."""
-        with forked_rng(0), torch.enable_grad():
+    def _train(self, model: nn.Module) -> tuple[set[str], Size]:
+        """Return names of the parameters that a batch gives no gradient, and the size."""
+        with forked_rng(0), torch.enable_grad(), flop_counter() as counter:
             out = pick_output(self._inputs.call(model.train(), self._clones()), self._output)
             self._check_shape(out)
+            forward = counter.total
             out.float().square().sum().backward()
-        return {name for name, p in model.named_parameters() if p.grad is None}
+        macs = [flops // (2 * _SAMPLES) for flops in (forward, counter.total)]
+        missing = {name for name, p in model.named_parameters() if p.grad is None}
+        return missing, Size(count_parameters(model), macs[0], macs[1])
 
     def _clones(self) -> list[Tensor]:
         return [value.clone() for value in self._values]
-
-    def _impossible(self, error: Exception) -> EsperError:
-        reason = str(error) if isinstance(error, EsperError) else format_error(error)
-        return EsperError(f"{self._name} cannot be scaled by {self._factor:g}: {reason}")
 
 
 def _may_be_mask(tensor: Tensor) -> bool:
@@ -337,9 +368,11 @@ class _Calls(TorchFunctionMode):
         self._stack: list[str] = []
         self._operation = ""
 
-    def watch(self, path: str, module: nn.Module) -> None:
-        module.register_forward_pre_hook(lambda *_: self._stack.append(path))
-        module.register_forward_hook(lambda *_: self._pop())
+    def watch(self, path: str, module: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
+        return (
+            module.register_forward_pre_hook(lambda *_: self._stack.append(path)),
+            module.register_forward_hook(lambda *_: self._pop()),
+        )
 
     def _pop(self) -> None:
         self._stack.pop()
@@ -371,11 +404,16 @@ class _Calls(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Let torch's encoder layers call their parts, which hooks see."""
-    before = torch.backends.mha.get_fastpath_enabled()
+def _plain_kernels() -> Iterator[None]:
+    """Let torch's encoder layers call their parts, which hooks see; compute without oneDNN, which
+    prepares every shape anew: that takes longer than a few samples do.
+    """
+    mkldnn, fast = torch.backends.mkldnn, torch.backends.mha.get_fastpath_enabled()
+    before = mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
+    mkldnn.enabled = False  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+        torch.backends.mha.set_fastpath_enabled(fast)
+        mkldnn.enabled = before
