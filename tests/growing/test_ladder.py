@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from esper.growing.budget import Budget
 from esper.growing.ladder import (
-    LARGEST_SHARE,
-    LEAST_BATCHES,
-    MOST_RUNS,
+    MAX_RUNS,
+    MAX_SHARE,
+    MIN_BATCHES,
     RATE_LIMITS,
     SHARES,
     Ladder,
@@ -166,11 +166,11 @@ def test_a_rung_costs_no_more_than_is_left(left, rungs, seed, policy):
     share = SHARES.get(table.rungs if rungs else 0, 1.0)
     in_full = all(one.recipe.batches >= RECIPE.batches for one in rows)
     assert spent <= (1.0 if in_full else share) * left * (1 + 1e-6)
-    assert len(rows) <= MOST_RUNS
+    assert len(rows) <= MAX_RUNS
     assert bool(rows) != bool(reason)
     for one in rows:
         in_full = one.cost / 12
-        assert in_full <= max(LARGEST_SHARE * left, price(one)) * (1 + 1e-9)
+        assert in_full <= max(MAX_SHARE * left, price(one)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("full", [10, 108])
@@ -297,7 +297,7 @@ def test_length_pays_where_longer_runs_were_better():
 def test_runs_are_not_shorter_than_the_least_unless_a_full_one_is():
     for full in (5, 20, 60):
         table = climb(ladder(recipe=replace(RECIPE, batches=full)), 3)
-        assert min(one.recipe.batches for one in table.rows) >= min(full, LEAST_BATCHES)
+        assert min(one.recipe.batches for one in table.rows) >= min(full, MIN_BATCHES)
 
 
 def test_what_is_left_of_the_time_is_filled_with_the_best_that_fit():

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.growing.budget import Budget
-from esper.growing.clock import Clock
+from esper.growing.clock import RESERVE, RESERVED, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import Limits, Search, control_numbers, frontier_numbers, judged
 from esper.growing.trainers.job import Outcome, Running
@@ -481,6 +481,25 @@ def test_no_process_waits_for_the_first_run(tmp_path, limit):
     assert trained <= RECIPE.batches
     busy = sum(one.trained for one in search.table.rows) * 0.1 / (2 * trainer.now)
     assert busy > 0.8
+
+
+@pytest.mark.parametrize("limit", [28.0, 60.0, 72.0])
+def test_the_last_runs_are_as_long_as_there_is_time(tmp_path, limit):
+    """Rather than time that is left over, for which no full run is short enough."""
+    trainer = Pair()
+    clock = Clock(lambda: trainer.now, 0.0, limit, 0.0, 1.0)
+    clock.begin(row(0), 0.1, 2)
+    search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, longer=3)
+    assert 0.975 * limit <= trainer.now + RESERVE + RESERVED * limit <= limit + 0.2
+    assert max(one.recipe.batches for one in search.table.rows) <= 3 * RECIPE.batches
+
+
+def test_no_run_is_longer_than_the_user_wants(tmp_path):
+    trainer = Pair()
+    clock = Clock(lambda: trainer.now, 0.0, 40.0, 0.0, 1.0)
+    clock.begin(row(0), 0.1, 2)
+    search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, longer=1)
+    assert max(one.recipe.batches for one in search.table.rows) == RECIPE.batches
 
 
 # ---- limits and choices --------------------------------------------------------------------------

@@ -35,15 +35,15 @@ DIVISORS: Final = {0: 9, 1: 3}
 """Length of a full run over that of a rung's; later ones: 1."""
 FULL_RUNG: Final = 2
 """First rung whose runs are full ones."""
-LEAST_BATCHES: Final = 12
+MIN_BATCHES: Final = 12
 """Runs are not shorter than this, unless a full one is."""
 KEPT: Final = 3
-"""One of so many of a rung goes on to the next."""
-LARGEST_SHARE: Final = 0.65
+"""One of so many of a rung is trained further in the next."""
+MAX_SHARE: Final = 0.65
 """A run may cost this share of what is left of the budget when it is trained in full."""
-MOST_RUNS: Final = 48
+MAX_RUNS: Final = 48
 """Runs of a rung."""
-MOST_REFUSED: Final = 8
+MAX_REFUSED: Final = 8
 """Proposals in a row that are too dear, after which a rung is full."""
 RATE_STEP: Final = 3.0
 """Ratio of neighbouring learning rates."""
@@ -145,14 +145,14 @@ class Ladder:
         for row in fresh:
             price = cost(row)
             in_full = price * self._full(row) / row.recipe.batches
-            if spent + price > most * (1 + 1e-9) or in_full > max(LARGEST_SHARE * left, price):
+            if spent + price > most * (1 + 1e-9) or in_full > max(MAX_SHARE * left, price):
                 too_dear += 1
-                if too_dear == MOST_REFUSED:
+                if too_dear == MAX_REFUSED:
                     break
                 continue
             too_dear, spent = 0, spent + price
             chosen.append(row)
-            if len(chosen) == MOST_RUNS:
+            if len(chosen) == MAX_RUNS:
                 break
         return chosen
 
@@ -205,7 +205,7 @@ class Ladder:
 
     def _length(self, rung: int) -> int:
         full = self.settings.recipe.batches
-        return min(full, max(LEAST_BATCHES, full // DIVISORS.get(rung, 1)))
+        return min(full, max(MIN_BATCHES, full // DIVISORS.get(rung, 1)))
 
     def _widths(self, rung: int) -> Iterator[Row]:
         """The model at other rates, then other widths: the widest, then those near its own size.
@@ -290,7 +290,7 @@ class Ladder:
         length = self._length(rung)
         for parent in reversed(front):
             yield from self._other_rates(parent, rung, length)
-        for _ in range(100 * MOST_RUNS):
+        for _ in range(100 * MAX_RUNS):
             parent = front[-1] if generator.random() < 0.5 else _pick(front, generator)
             several = len(self.networks.variants) > 1
             if generator.random() < (SEED_SHARE if several else 1.0):
@@ -356,7 +356,7 @@ class Ladder:
     def _random(self, rung: int, generator: np.random.Generator) -> Iterator[Row]:
         """Any network at any rate, in full."""
         networks = self.networks
-        for _ in range(100 * MOST_RUNS):
+        for _ in range(100 * MAX_RUNS):
             variant = int(generator.integers(len(networks.variants)))
             held = networks.variants[variant]
             topology = held.bare
@@ -406,7 +406,7 @@ class Ladder:
             allowed = row.key not in seen and self.networks.allows(row.variant, row.topology)
             if not allowed:
                 repeated += 1
-                if repeated > 4 * MOST_RUNS:
+                if repeated > 4 * MAX_RUNS:
                     return
                 continue
             seen.add(row.key)

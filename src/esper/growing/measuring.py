@@ -25,7 +25,7 @@ RESAMPLES: Final = 1000
 """Bootstrap resamples of a part."""
 OWN_RESAMPLES: Final = 200
 """The same for functions of the user, which are called for each."""
-LEAST_RESAMPLES: Final = 50
+MIN_RESAMPLES: Final = 50
 RESAMPLED: Final = 50_000_000
 """Numbers of all resamples together; large parts need fewer."""
 AT_ONCE: Final = 2_000_000
@@ -89,7 +89,7 @@ def _resamples(samples: int, numbers: int, own: bool) -> Iterator[Doubles]:
     """
     generator = np.random.default_rng(stream_seed(0, "grow", "bootstrap"))
     most = OWN_RESAMPLES if own else RESAMPLES
-    left = min(most, max(LEAST_RESAMPLES, RESAMPLED // numbers))
+    left = min(most, max(MIN_RESAMPLES, RESAMPLED // numbers))
     while left > 0:
         some = min(left, max(1, AT_ONCE // numbers))
         drawn = generator.integers(samples, size=(some, samples))

@@ -19,7 +19,7 @@ from esper.device.selection import parse_device
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
-from esper.growing.ladder import LARGEST_SHARE, Ladder, LadderSettings
+from esper.growing.ladder import MAX_SHARE, Ladder, LadderSettings
 from esper.growing.networks import OVERHEAD, Networks, Variant
 from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart, tensor_digest
@@ -212,8 +212,8 @@ class GrowRun:
             return named_variants(self.networks, wanted)
         if self._is_trained():
             return []
-        most = LARGEST_SHARE * (self.limits.runs - 1.0)
-        in_time = search.clock.most_cost(search.table.rows[0], LARGEST_SHARE)
+        most = MAX_SHARE * (self.limits.runs - 1.0)
+        in_time = search.clock.most_cost(search.table.rows[0], MAX_SHARE)
         return spread_widths(self.networks, self.ranks.measured(min(most, in_time)))
 
     def _is_trained(self) -> bool:

@@ -1,6 +1,6 @@
 """A search: the table of runs, a trainer that trains them, and a ladder that proposes more.
 
-The table is the whole state. A run that has ended is never trained again; one that was cut goes on
+The table is the whole state. A run that has ended is never trained again; one that was cut resumes
 from its checkpoint; what is planned starts. So a kill at any time costs at most the runs under way,
 and these continue from their last minute.
 """
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.clock import MARGIN, Clock
-from esper.growing.ladder import Ladder
+from esper.growing.ladder import DIVISORS, Ladder
 from esper.growing.networks import Networks
 from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.runs import Row, Table, finished, known
@@ -34,11 +34,15 @@ from esper.plotting.pareto import pareto
 
 SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
-MOST_FILLING: Final = 8
+MAX_STRETCH: Final = 2.0
+"""Times its length that a run of the last rung is made as long as, at most."""
+FILLED: Final = 0.95
+"""Share of the time that is left that they are to take."""
+MAX_FILLING: Final = 8
 """Runs that fill what is left of the time."""
 MAX_REFUSED: Final = 3
-"""Runs that are too long, after which none is started while the longest run of a rung goes on."""
-LEAST_FILL: Final = 2.0
+"""Runs that are too long, after which none is started beside the longest run of a rung."""
+MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
 
@@ -122,7 +126,7 @@ class Search:
         self._running: dict[int, Running] = {}
         """Runs under way, at the last tick."""
         self._begun: dict[int, tuple[float, int]] = {}
-        """Runs of the rung under way: when they were started, and after how many batches."""
+        """Proposed runs of the rung: when they were started, and after how many batches."""
 
     @property
     def runs(self) -> float:
@@ -167,12 +171,30 @@ class Search:
             return [ladder.sized(ladder.first())]
         self.networks.complete()
         rows, reason = ladder.next_rung(self.table, self._left(), self._price)
-        if not rows and math.isfinite(self.clock.limit) and self.clock.left > LEAST_FILL:
-            count = max(1, min(MOST_FILLING, round(self.clock.parallel)))
+        rows = self._stretched(rows)
+        if not rows and math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL:
+            count = max(1, min(MAX_FILLING, round(self.clock.parallel)))
             rows = ladder.filling(self.table, partial(self._fitting, count), count)
         if not rows:
             self.table = replace(self.table, ended=reason)
         return rows
+
+    def _stretched(self, rows: list[Row]) -> list[Row]:
+        """Runs after which there is no time for more, made longer to fill it."""
+        full, clock = self.limits.length, self.clock
+        if not rows or math.isinf(clock.limit) or min(row.recipe.batches for row in rows) < full:
+            return rows
+        longest = max(map(clock.predict, rows))
+        seconds = max(longest, sum(map(clock.share, rows)))
+        if not seconds or clock.left - seconds > longest / DIVISORS[1]:
+            return rows
+        factor = max(1.0, min(MAX_STRETCH, FILLED * clock.left / seconds))
+        longer = self.ladder.settings.longer
+        batches = [min(longer, int(factor * row.recipe.batches)) for row in rows]
+        return [
+            replace(row, recipe=replace(row.recipe, batches=max(count, row.recipe.batches)))
+            for row, count in zip(rows, batches, strict=True)
+        ]
 
     def _left(self) -> float:
         """What is left of the budget, as a share of it."""
@@ -228,15 +250,21 @@ class Search:
 
     def _jobs(self, rows: Sequence[Row]) -> Iterator[Job]:
         """Runs of a rung, as there is room for them."""
-        for row in chain(rows, self._beside_first(), self._meanwhile()):
+        for row in chain(rows, self._beside_first()):
             if self._over():
                 return
             if self._affords(row):
-                self.clock.start(row)
                 self._begun[row.number] = self.clock.seconds, row.trained
-                build = partial(self.networks.build, row, self.table.rows)
-                path = self._store.checkpoint(row.number)
-                yield Job(row.number, build, row.recipe, row.seed, path)
+                yield self._job(row)
+        for row in self._meanwhile():
+            if self._over():
+                return
+            yield self._job(row)
+
+    def _job(self, row: Row) -> Job:
+        self.clock.start(row)
+        build = partial(self.networks.build, row, self.table.rows)
+        return Job(row.number, build, row.recipe, row.seed, self._store.checkpoint(row.number))
 
     def _beside_first(self) -> Iterator[Row]:
         """What the first rung trains besides the model as given: it depends on no result."""
@@ -265,7 +293,7 @@ class Search:
                     return
 
     def _longest(self) -> float:
-        """Seconds until the last of the runs under way ends, about."""
+        """Seconds until the last run that the next rung has to wait for ends, about."""
         left = [0.0]
         for number in self._begun:
             row, (began, before) = self.table.rows[number], self._begun[number]

@@ -45,7 +45,7 @@ IDLE_SECONDS: Final = 0.0003
 QUEUED_SECONDS: Final = 0.04
 """Work that a lane may have before it: a stop takes effect after that."""
 STARTING_SECONDS: Final = 0.1
-"""The same while further runs are started, which takes about as long each."""
+"""The same while a run starts or is judged, which takes about as long."""
 STREAM_BURST: Final = 4
 """Batches that runs on a stream of data may be apart; the stream keeps more."""
 
@@ -237,7 +237,7 @@ class CapturedTrainer:
             if not self._start(job):
                 self._held.appendleft(job)
                 return
-            self._feed_for_a_start()
+            self._feed_ahead()
 
     def _take(self, jobs: Iterator[Job]) -> Job | None:
         if self._held:
@@ -324,8 +324,8 @@ class CapturedTrainer:
             if not any(fed):
                 time.sleep(IDLE_SECONDS)
 
-    def _feed_for_a_start(self) -> None:
-        """Queue work for the time that the next run takes to start.
+    def _feed_ahead(self) -> None:
+        """Queue work for the time that the start or the end of a run takes.
 
         Not where runs share a stream: those that start together read it together.
         """
@@ -384,6 +384,7 @@ class CapturedTrainer:
         return [self._finish(run) for run in ended]
 
     def _finish(self, run: CapturedRun) -> Outcome:
+        self._feed_ahead()
         with self._machine.on(None):
             outcome = self._again_if_short(run.outcome)
         self._drop(run)

@@ -40,7 +40,7 @@ from esper.leyline.user_errors import user_code
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-MOST_BATCHES: Final = 1000
+MAX_BATCHES: Final = 1000
 """Batches between two messages about the time."""
 
 
@@ -104,7 +104,7 @@ def _batches_to_tick(before: tuple[int, float], now: tuple[int, float]) -> int:
     """Batches until ranks agree again, from (batches, seconds) at the last two times."""
     batches, seconds = now[0] - before[0], now[1] - before[1]
     wanted = batches * TICK_SECONDS / max(seconds, 1e-6)
-    return max(1, min(int(wanted), 2 * batches, MOST_BATCHES))
+    return max(1, min(int(wanted), 2 * batches, MAX_BATCHES))
 
 
 class ShardedProgram(Program):
