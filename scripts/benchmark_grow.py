@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
-from esper.growing.metrics import make_metric
 from esper.growing.ranks import Ranks
 from esper.growing.runs import Recipe
 from esper.growing.trainers.choose import trainer_for
@@ -36,6 +35,7 @@ from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Job, Running, Trainer
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.kasmina.tracing import Inputs
+from esper.tasks.metrics import make_metric
 from esper.tasks.objectives import make_training_loss
 
 SECONDS = 1.5

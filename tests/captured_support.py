@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
-from esper.growing.metrics import make_metric
 from esper.growing.runs import Recipe
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.kasmina.tracing import Inputs
+from esper.tasks.metrics import make_metric
 from esper.tasks.objectives import make_training_loss
 
 CPU = torch.device("cpu")

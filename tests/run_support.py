@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from esper.growing.metrics import make_metric
 from esper.growing.runs import Recipe
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Job, Outcome
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.kasmina.tracing import Inputs
+from esper.tasks.metrics import make_metric
 from esper.tasks.objectives import make_training_loss
 
 FEATURES = 8

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from esper.growing.metrics import make_metric
 from esper.growing.ranks import ShardRanks
 from esper.growing.runs import Recipe
 from esper.growing.trainers.data import Batch, Samples, StreamReader
@@ -31,6 +30,7 @@ from esper.growing.trainers.sharded import ShardedProgram, ShardedTrainer
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.kasmina.tracing import Inputs
 from esper.leyline.errors import EsperError
+from esper.tasks.metrics import make_metric
 from esper.tasks.objectives import make_training_loss
 
 Found = dict[str, Any]

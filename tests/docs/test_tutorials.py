@@ -12,8 +12,8 @@ import pytest
 
 import esper
 from esper.growing.api import grow
-from esper.growing.metrics import EXPLAINED, METRICS
 from esper.growing.samples import LABEL_KEYS
+from esper.tasks.metrics import EXPLAINED, METRICS
 from esper.tasks.objectives import LOSSES
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,8 +13,8 @@ from torch import nn
 
 import esper
 from esper.growing.folder import GrowInfo
-from esper.growing.measuring import Difference
 from esper.growing.verdict import Facts, Judged, Tried, tried_of, verdict
+from esper.tasks.measuring import Difference
 from grow_support import quick_search
 from search_support import RECIPE, row
 

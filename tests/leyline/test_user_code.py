@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.growing.measuring import measure
-from esper.growing.metrics import make_metric
 from esper.growing.progress import ProgressPrinter
 from esper.leyline import torch_switches
 from esper.leyline.errors import EsperError
@@ -18,7 +16,9 @@ from esper.leyline.user_errors import user_callback, user_code
 from esper.scripts.cli.command import exit_status_of
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.round_feed import RoundFeed
+from esper.tasks.measuring import measure
 from esper.tasks.member_functions import MemberFunction
+from esper.tasks.metrics import make_metric
 from esper.tasks.objectives import make_training_loss
 from support import refused
 

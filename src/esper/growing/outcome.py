@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from esper.growing.data import GrowData
 from esper.growing.folder import RESULT, GrowFolder, GrowInfo
-from esper.growing.measuring import Measured, difference, judge
 from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
 from esper.growing.progress import ProgressPrinter
@@ -24,6 +23,7 @@ from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError
+from esper.tasks.measuring import Measured, difference, judge
 
 
 def make_result(

@@ -11,9 +11,6 @@ from torch import Tensor, nn
 
 from esper.growing.data import GrowData
 from esper.growing.folder import architecture_of
-from esper.growing.measuring import constant_score
-from esper.growing.metric_forms import Metric, OwnMetric
-from esper.growing.metrics import make_metric
 from esper.growing.model_checks import check_against_model, model_failure
 from esper.growing.parts import GrowPart, Inputs
 from esper.growing.settings import GrowSettings
@@ -22,6 +19,9 @@ from esper.kasmina.layers.initialisation import build
 from esper.kasmina.tracing import HostTrace, trace_model
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import user_callback
+from esper.tasks.measuring import constant_score
+from esper.tasks.metric_forms import Metric, OwnMetric
+from esper.tasks.metrics import make_metric
 from esper.tasks.objectives import TrainingLoss, choose_loss, make_training_loss
 
 Model = nn.Module | Callable[[], nn.Module]

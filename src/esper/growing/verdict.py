@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.growing.folder import GrowInfo
-from esper.growing.measuring import Difference
 from esper.growing.runs import Row
+from esper.tasks.measuring import Difference
 
 CAP_SHARE: Final = 0.5
 """A cap on parameters counts as reached from this share of it on."""

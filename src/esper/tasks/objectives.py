@@ -4,7 +4,7 @@ A loss gives one number per row; a merit one per sample, whose mean is the score
 the explained share `1 - loss / loss of the best constant prediction`. The best constant is found on
 the training targets, so 0 means "no better than predicting the same for every sample". Explained
 shares may be negative; clip them only where they are shown. `esper.grow` takes its losses from here
-and its metrics from `growing/metrics.py`.
+and its metrics from `tasks/metrics.py`.
 
 Shape letters: R rows, B batch, N training samples, K classes.
 """

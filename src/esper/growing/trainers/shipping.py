@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
-from esper.growing.metric_forms import Kept, Metric
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Outcome
 from esper.growing.trainers.task import Task
@@ -29,6 +28,7 @@ from esper.kasmina.plain_saves.records import GraphRecord
 from esper.kasmina.tracing import Inputs
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
+from esper.tasks.metric_forms import Kept, Metric
 
 ALIGNED: Final = 64
 """Bytes: where tensors start in memory, as those that torch allocates."""

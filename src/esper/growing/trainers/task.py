@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.growing.measuring import kept_outputs
-from esper.growing.metric_forms import Metric
 from esper.growing.trainers.data import BatchSource, ResidentOrder, Samples, StreamReader
 from esper.kasmina.tracing import Inputs
 from esper.kasmina.training.losses import RowLoss, cross_entropy
+from esper.tasks.measuring import kept_outputs
+from esper.tasks.metric_forms import Metric
 from esper.tasks.objectives import TrainingLoss
 
 VAL_BATCH: Final = 1024

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.growing.metric_forms import Kept, LabelMetric, Metric, OwnMetric
-from esper.growing.metrics import EXPLAINED
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
+from esper.tasks.metric_forms import Kept, LabelMetric, Metric, OwnMetric
+from esper.tasks.metrics import EXPLAINED
 from esper.tasks.row_terms import ClassTerms, NumberTerms, RowTerms
 
 RESAMPLES: Final = 1000

@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 import numpy as np
 from torch import Tensor, nn
 
-from esper.growing import metric_forms as forms
-from esper.growing.metric_forms import Metric
 from esper.leyline.errors import EsperError, unknown_name
+from esper.tasks import metric_forms as forms
 from esper.tasks.member_functions import MemberFunction, function_name
+from esper.tasks.metric_forms import Metric
 from esper.tasks.objectives import TrainingLoss, explainable_loss, infer_terms
 from esper.tasks.row_terms import ClassTerms, NumberTerms, RowTerms
 

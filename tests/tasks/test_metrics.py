@@ -14,7 +14,7 @@ from sklearn import metrics as sk
 from torch import Tensor, nn
 
 import esper
-from esper.growing.measuring import (
+from esper.tasks.measuring import (
     RESAMPLES,
     constant_score,
     difference,
@@ -22,8 +22,8 @@ from esper.growing.measuring import (
     kept_outputs,
     measure,
 )
-from esper.growing.metric_forms import Metric
-from esper.growing.metrics import ALIASES, METRICS, make_metric
+from esper.tasks.metric_forms import Metric
+from esper.tasks.metrics import ALIASES, METRICS, make_metric
 from esper.tasks.objectives import make_training_loss, with_sample_weights
 from grow_support import quick_search
 from support import refused
