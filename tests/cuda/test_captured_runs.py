@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captured_support import (
+    CPU,
     digest,
     image_data,
     make_job,
@@ -29,6 +30,7 @@ from captured_support import (
 )
 from cuda_support import DEVICE, NEEDS_CUDA
 from esper.growing.trainers import captured
+from esper.growing.trainers.augment import Augmentation
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.eager import EagerTrainer
@@ -226,6 +228,16 @@ def test_captured_is_eager_bit_for_bit(tmp_path, data, make, amp, optimizer):
         assert digest(outcome) == digest(eager[number]), f"run {number}"
         assert outcome.how.bitwise
         assert outcome.finite
+
+
+def test_augmented_runs_are_the_eager_ones_and_those_of_a_cpu(tmp_path):
+    jobs = jobs_of(tmp_path, Residual, augment="flip+shift")
+    replayed = train_all(CapturedTrainer(task_of("images")), jobs)
+    eager = train_all(EagerTrainer(task_of("images")), jobs)
+    assert [digest(replayed[n]) for n in range(3)] == [digest(eager[n]) for n in range(3)]
+    x = IMAGES[0][:16]
+    here, there = (Augmentation("flip+shift", 3, d)(x.to(d), 9).cpu() for d in (CPU, DEVICE))
+    assert torch.equal(here, there)
 
 
 def test_half_precision_is_entered_inside_the_capture(tmp_path):

@@ -41,6 +41,7 @@ def grow(
     metric: str | Callable[..., Any] = "auto",
     class_weights: Sequence[float] | Tensor | None = None,
     label_smoothing: float = 0.0,
+    augment: str = "none",
     output: int | str | None = None,
     slots: int | Sequence[str] = 8,
     blueprints: Sequence[str] | None = None,
@@ -67,9 +68,8 @@ def grow(
     """Grow a model on data within a budget; returns the frontier of score against size.
 
     `model`: any module, whose weights all networks start from, or a class or function that builds
-    one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
-    table; `val` and `test` are cut from it if not given. `folder`: where the run folder is made;
-    `resume`: one to continue. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
+    one. `train`: arrays, tensors, a Dataset, a DataLoader or a table; `val` and `test` are cut from
+    it if not given. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
     """
     given, began = locals(), time.monotonic()
     settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})

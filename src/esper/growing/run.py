@@ -40,6 +40,7 @@ from esper.growing.runs import Recipe, Table
 from esper.growing.search import Limits, Search
 from esper.growing.settings import WHERE, GrowSettings
 from esper.growing.streams import StreamSource
+from esper.growing.trainers.augment import check_augmentation
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
@@ -99,6 +100,7 @@ class GrowRun:
         decay = settings.weight_decay
         self.weight_decay = WEIGHT_DECAY[self.optimizer] if decay == "auto" else float(decay)
         data, inputs = problem.data, problem.trace.inputs
+        check_augmentation(settings.augment, [spec.shape for spec in inputs.specs])
         resident = isinstance(data.train, GrowPart)
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
         size = choose_batch_size(data.batch_size, samples)
@@ -153,8 +155,9 @@ class GrowRun:
         rate = self.rates[len(self.rates) // 2]
         clip = self.settings.clip or 0.0
         return Recipe(
-            self.optimizer, rate, self.weight_decay, clip, length.batch_size, length.batches
-        )
+            self.optimizer, rate, self.weight_decay, clip, length.batch_size, length.batches,
+            self.settings.augment,
+        )  # fmt: skip
 
     def _probe(self) -> float:
         """Seconds of a batch of the model, after the first ones, as the search will train it."""

@@ -34,6 +34,8 @@ class Recipe:
     batch_size: int
     batches: int
     """Length of the run."""
+    augment: str = "none"
+    """How samples are changed at random (`trainers/augment.py`)."""
 
     def rate(self, batch: int) -> float:
         """Learning rate at a batch: a linear warm-up, then a cosine to 0.

@@ -53,6 +53,9 @@ class GrowSettings:
     """Weight of each class in the built-in losses."""
     label_smoothing: float = 0.0
     """Label smoothing of the built-in losses."""
+    augment: str = "none"
+    """Random changes of training samples: shift (signals and images, by an eighth of a side at
+    most), flip (images, left to right), flip+shift, or none."""
     output: int | str | None = None
     """Index or key of the tensor to train on, if forward returns several; default: the first."""
     slots: int | Sequence[str] = 8

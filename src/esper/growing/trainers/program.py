@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from esper.device.bfloat16 import bfloat16_passes
 from esper.device.graphs import Recording
 from esper.growing.runs import How
+from esper.growing.trainers.augment import Augmentation
 from esper.growing.trainers.data import Batch, ResidentOrder, StreamReader
 from esper.growing.trainers.determinism import tolerate_others
 from esper.growing.trainers.draws import Generators, KeyedDraws
@@ -65,6 +66,8 @@ class Program:
         self._generators = Generators(job.seed, task.device)
         site = kind.site
         self._draws = None if site is None else KeyedDraws(job.seed, site, task.device)
+        name = job.recipe.augment
+        self._augment = None if name == "none" else Augmentation(name, job.seed, task.device)
         self._rates = torch.empty(0)
         self._every = max(1, job.recipe.batches // POINTS)
         self._checked = min(self._every, CHECKED)
@@ -106,6 +109,7 @@ class Program:
         """Train on the next batch."""
         number = self.trained
         values, targets = self._eager_batch(number)
+        values = self._augmented(values, number)
         if self.kind.seeded:
             self._generators.begin(number)
         self.set_rate(number)
@@ -127,6 +131,9 @@ class Program:
         moved = [laid_out(v.to(self.device, non_blocking=True), last) for v in values]
         return moved, targets.to(self.device, non_blocking=True)
 
+    def _augmented(self, values: list[Tensor], number: int | Tensor) -> list[Tensor]:
+        return values if self._augment is None else [self._augment(values[0], number)]
+
     def make_feed(self) -> Feed:
         """Its batches at fixed addresses, from the next one on."""
         last, train = self.kind.channels_last, self.task.train
@@ -146,6 +153,7 @@ class Program:
         The caller counts the batch.
         """
         values, targets = feed.batch()
+        values = self._augmented(values, feed.number_1)
         torch.index_select(self._rates, 0, feed.number_1, out=self.optimizer.lr.view(1))
         self.update(values, targets, feed.number_1)
         feed.advance()

@@ -1,0 +1,112 @@
+"""Augmentation: what it does to a sample, and that it is the same wherever a batch is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from captured_support import StandIn, digest, image_data, make_job, make_task, train_all
+from esper.growing.trainers.augment import AUGMENTATIONS, SHIFT, Augmentation, check_augmentation
+from esper.growing.trainers.captured import CapturedTrainer
+from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.kinds import Kinds
+from support import refused
+
+CPU = torch.device("cpu")
+
+
+def numbered(*shape: int) -> Tensor:
+    """No two positions of a sample are equal, none is 0."""
+    return 1.0 + torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+
+def shifted(sample: Tensor, down: int, right: int) -> Tensor:
+    """A sample `[C, H, W]` moved up and left by so much, zeros outside."""
+    out = torch.zeros_like(sample)
+    height, width = sample.shape[1:]
+    for row in range(height):
+        for column in range(width):
+            if 0 <= row + down < height and 0 <= column + right < width:
+                out[:, row, column] = sample[:, row + down, column + right]
+    return out
+
+
+@settings(max_examples=20, deadline=None)
+@given(name=st.sampled_from(["shift", "flip", "flip+shift"]), seed=st.integers(0, 99),
+       number=st.integers(0, 10**6), side=st.sampled_from([5, 8, 17]))  # fmt: skip
+def test_every_image_is_flipped_or_shifted_by_at_most_an_eighth(name, seed, number, side):
+    x, most = numbered(6, 2, side, side), max(1, side // SHIFT)
+    moves = range(-most, most + 1) if "shift" in name else (0,)
+    flips = (False, True) if "flip" in name else (False,)
+    out = Augmentation(name, seed, CPU)(x, number)
+    for before, after in zip(x, out, strict=True):
+        options = [shifted(before, d, 0) for d in moves]
+        columns = [[shifted(one.flip(2) if f else one, 0, r) for f in flips for r in moves]
+                   for one in options]  # fmt: skip
+        mirrored = [torch.equal(after, one) for row in columns for one in row]
+        moved_first = [shifted(one, 0, r).flip(2) for one in options for r in moves] if any(
+            flips) else []  # fmt: skip
+        assert any(mirrored) or any(torch.equal(after, one) for one in moved_first)
+
+
+def test_signals_are_shifted_along_their_length():
+    x = numbered(40, 3, 24)
+    out = Augmentation("shift", 0, CPU)(x, 5)
+    options = {d: shifted(one[:, None], 0, d)[:, 0] for one in x[:1] for d in range(-3, 4)}
+    assert any(torch.equal(out[0], option) for option in options.values())
+    assert len({tuple(one[0].eq(0).tolist()) for one in out}) > 4, "each by another amount"
+
+
+def test_numbers_depend_on_run_batch_and_sample():
+    x = numbered(64, 1, 16, 16)
+    made = Augmentation("flip+shift", 1, CPU)
+    again = Augmentation("flip+shift", 1, CPU)(x, torch.tensor([7]))
+    assert torch.equal(made(x, 7), again), "the number of the batch may be on the device"
+    assert not torch.equal(made(x, 8), again)
+    assert not torch.equal(Augmentation("flip+shift", 2, CPU)(x, 7), again)
+    assert torch.equal(made(x[:16], 7), again[:16]), "a sample's numbers depend on no other"
+
+
+@pytest.mark.parametrize("name", ["shift", "flip+shift"])
+def test_memory_layouts_have_the_same_values(name):
+    x = torch.randn(8, 3, 9, 12)
+    last = x.to(memory_format=torch.channels_last)
+    made = Augmentation(name, 0, CPU)
+    assert torch.equal(made(x, 3), made(last, 3))
+    assert made(last, 3).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_run_with_augmentation_is_the_same_captured_and_differs_from_one_without(tmp_path):
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+    task = make_task(image_data())
+    jobs = [make_job(net, n, tmp_path, batches=12, augment="flip+shift") for n in range(2)]
+    captured = train_all(CapturedTrainer(task, machine=StandIn()), jobs)
+    for job in jobs:
+        program = Kinds(task, StandIn().capture).program(job)
+        while not program.done:
+            program.run_eager()
+        assert digest(captured[job.number]) == digest(program.outcome(program.how("eager")))
+    plain = [make_job(net, 0, tmp_path, batches=12, augment=name) for name in ("none", "flip")]
+    one, other = (digest(train_all(EagerTrainer(task), [job])[0]) for job in plain)
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "said"),
+    [
+        ("flop", [(3, 8, 8)], "augment 'flop'"),
+        ("flip", [(3, 40)], "augment='flip': it is for images [C, H, W], and samples are [3, 40]"),
+        ("shift", [(12,)], "it is for signals [C, L] or images [C, H, W], and samples are [12]"),
+        ("shift", [(3, 8, 8), (4,)], "samples are [3, 8, 8], [4]"),
+    ],
+)
+def test_what_has_no_such_augmentation_is_refused_in_one_line(name, shapes, said):
+    assert said in refused(lambda: check_augmentation(name, shapes))
+    for any_shape in ([(12,)], [(3, 8, 8), (4,)]):
+        check_augmentation("none", any_shape)
+    assert set(AUGMENTATIONS) == {"none", "shift", "flip", "flip+shift"}
