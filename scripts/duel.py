@@ -1,0 +1,134 @@
+"""`esper.grow` against Optuna over a plain training loop, at equal seconds and under the same cap.
+
+    python scripts/duel.py --problems digits --seeds 200 201 --seconds 120 --device cpu --out duel
+
+Every finished contender of a pair is a line of OUT/pairs.jsonl; what is there is not played again.
+A table of the pairs is printed at the end, and written to OUT/duel.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from duel_contenders import Played, play_grow, play_optuna, score_of, warm_up
+from duel_problems import PROBLEMS, Problem
+
+CONTENDERS = ("grow", "optuna", "optuna8", "random")
+"""`optuna8`: eight processes on one GPU; `random`: our trainer with random search."""
+KEY = ("problem", "contender", "seed", "seconds", "device")
+"""What a line of the table is about."""
+RESAMPLES = 4000
+
+
+def play(problem: Problem, contender: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Let a contender play, and score its incumbents on test."""
+    train, val, test = problem.parts(args.data, seed)
+    given = (problem, train, val, args.device, seed, args.seconds)
+    if contender in ("grow", "random"):
+        played = play_grow(*given, policy="random" if contender == "random" else "auto")
+    else:
+        count = 8 if contender == "optuna8" else (1 if args.device.startswith("cuda") else 2)
+        played = play_optuna(*given, processes=count)
+    names = (problem.name, contender, seed, args.seconds, args.device)
+    return dict(zip(KEY, names, strict=True)) | figures(problem, played, test)
+
+
+def figures(problem: Problem, played: Played, test: Any) -> dict[str, Any]:
+    """What is written down of a contender."""
+    rows = [
+        {"at": round(one.seconds, 2), "val": one.val, "params": one.params,
+         "test": score_of(problem, one.network, test)}
+        for one in played.incumbents
+    ]  # fmt: skip
+    pick = rows[-1] if rows else {"val": math.nan, "test": math.nan, "params": 0}
+    return {"test": pick["test"], "val": pick["val"], "params": pick["params"],
+            "took": round(played.seconds, 1), "runs": played.runs, "batches": played.batches,
+            "incumbents": rows}  # fmt: skip
+
+
+def pairs(rows: Sequence[dict[str, Any]], against: str) -> dict[str, list[tuple[Any, Any]]]:
+    """Rows of grow and of a contender with the same problem, seed and seconds."""
+    key = ("problem", "seed", "seconds", "device")
+    found = {(row["contender"], *(row[k] for k in key)): row for row in rows}
+    out: dict[str, list[tuple[Any, Any]]] = {}
+    for (name, *rest), row in found.items():
+        other = found.get((against, *rest))
+        if name == "grow" and other is not None:
+            out.setdefault(f"{row['problem']}, {row['seconds']:g} s, {row['device']}", []).append(
+                (row, other)
+            )
+    return out
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean."""
+    rng, given = np.random.default_rng(0), np.asarray(values)
+    means = given[rng.integers(0, len(given), (RESAMPLES, len(given)))].mean(1)
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def reached(row: dict[str, Any], score: float) -> float:
+    """Seconds until the incumbent of a row is as good as a score on test; infinite: never."""
+    return next((one["at"] for one in row["incumbents"] if one["test"] >= score), math.inf)
+
+
+def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A table of grow against each other contender."""
+    for against in CONTENDERS[1:]:
+        found = pairs(rows, against)
+        if not found:
+            continue
+        yield f"| problem | n | grow | {against} | difference (95 %) | share of time to reach it |"
+        yield "|---|---|---|---|---|---|"
+        for name, both in found.items():
+            ours, theirs = ([pair[side]["test"] for pair in both] for side in (0, 1))
+            gain = [a - b for a, b in zip(ours, theirs, strict=True)]
+            low, high = interval(gain)
+            share = np.median([reached(a, b["test"]) / b["seconds"] for a, b in both])
+            yield (f"| {name} | {len(both)} | {np.mean(ours):.4f} | {np.mean(theirs):.4f} | "
+                   f"{np.mean(gain):+.4f} ({low:+.4f} to {high:+.4f}) | {share:.2f} |")  # fmt: skip
+        yield ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["grow", "optuna"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[200])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path, default=Path("out/duel"))
+    args = parser.parse_args(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / "pairs.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    warm_up(args.device)
+    for seed in args.seeds:
+        for name in args.problems:
+            for contender in args.contenders:
+                key = (name, contender, seed, args.seconds, args.device)
+                if any(tuple(row[k] for k in KEY) == key for row in rows):
+                    continue
+                rows.append(play(PROBLEMS[name], contender, seed, args))
+                with path.open("a") as file:
+                    file.write(json.dumps(rows[-1]) + "\n")
+                shown = {k: v for k, v in rows[-1].items() if k != "incumbents"}
+                print(json.dumps(shown), flush=True)
+    text = "\n".join(lines(rows))
+    (args.out / "duel.md").write_text(text + "\n")
+    print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,272 @@
+"""The contenders of the duel: `esper.grow`, and Optuna over a plain training loop.
+
+Each gets train and validation, a cap on parameters and so many seconds, and returns its incumbents:
+the networks that were best on validation when they ended. They are scored on test afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from duel_problems import PROBLEMS, Part, Problem
+from esper.growing.runs import Recipe
+from esper.growing.trainers.augment import Augmentation
+
+LENGTHS = (300, 6000)
+"""Batches of a trial."""
+BATCH_SIZES = (32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Incumbent:
+    """A network that was the best on validation when it ended."""
+
+    seconds: float
+    """Since the contender began."""
+    val: float
+    params: int
+    network: nn.Module
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a contender did."""
+
+    incumbents: list[Incumbent]
+    seconds: float
+    runs: int
+    batches: int
+
+
+# ---- a plain loop ----------------------------------------------------------------------------
+
+
+class PlainLoop:
+    """Trains one network after the other, with the data on the device."""
+
+    def __init__(self, problem: Problem, train: Part, val: Part, device: str) -> None:
+        self.problem, self.device = problem, torch.device(device)
+        self.x, self.y = (part.to(device) for part in train)
+        self.val = tuple(part.to(device) for part in val)
+        self.batches = 0
+
+    def run(
+        self, config: dict[str, Any], report: Callable[[int, float], None], end: float
+    ) -> tuple[nn.Module, float] | None:
+        """Train to the end and judge on validation; None: the time was over before."""
+        network = self.problem.make(config["width"], config["depth"]).to(self.device)
+        fused = torch.optim.AdamW(
+            network.parameters(), config["lr"], weight_decay=config["decay"], fused=True
+        )
+        length, size = config["batches"], min(config["batch_size"], len(self.x))
+        recipe = Recipe("adamw", config["lr"], 0.0, 0.0, size, length)
+        augment = None
+        if config["augment"] != "none":
+            augment = Augmentation(config["augment"], config["seed"], self.device)
+        order, place = torch.empty(0, dtype=torch.int64), 0
+        for batch in range(length):
+            if batch % 20 == 0 and time.monotonic() > end:
+                return None
+            if place + size > len(order):
+                order, place = torch.randperm(len(self.x), device=self.device), 0
+            chosen, place = order[place : place + size], place + size
+            x, y = self.x[chosen], self.y[chosen]
+            x = x if augment is None else augment(x, batch)
+            for group in fused.param_groups:
+                group["lr"] = recipe.rate(batch)
+            with torch.autocast(self.device.type, torch.bfloat16, self.device.type == "cuda"):
+                outputs = network(x)
+            loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
+            fused.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            fused.step()
+            self.batches += 1
+            if batch and batch % max(1, length // 9) == 0:
+                report(batch, self.score(network))
+        return network, self.score(network)
+
+    def score(self, network: nn.Module) -> float:
+        """Score on validation."""
+        x, y = self.val
+        return score_of(self.problem, network, (x, y))
+
+
+@torch.no_grad()
+def score_of(problem: Problem, network: nn.Module, part: Part) -> float:
+    """Score of a network in eval mode."""
+    network.eval()
+    device = next(network.parameters()).device
+    outputs = [network(part[0][i : i + 1024].to(device)).float() for i in
+               range(0, len(part[0]), 1024)]  # fmt: skip
+    network.train()
+    return problem.score(torch.cat(outputs), part[1].to(device))
+
+
+# ---- Optuna ----------------------------------------------------------------------------------
+
+
+def widest(problem: Problem, depth: int) -> int:
+    """The largest width within the cap."""
+    width = 2
+    step = 2 if problem.tokens else 1
+    while count(problem.make(width + step, depth)) <= problem.cap:
+        width += step
+    return width
+
+
+def count(network: nn.Module) -> int:
+    """Parameters."""
+    return sum(param.numel() for param in network.parameters())
+
+
+def suggest(trial: Any, problem: Problem, most: dict[int, int]) -> dict[str, Any]:
+    """A point of the search space."""
+    depth = trial.suggest_categorical("depth", list(problem.depths))
+    share = trial.suggest_float("width", 0.0, 1.0)  # of the logarithm, up to the cap of the depth
+    width = round(4 * (most[depth] / 4) ** share) if most[depth] > 4 else most[depth]
+    return {
+        "depth": depth,
+        "width": min(most[depth], width - width % 2 if problem.tokens else width),
+        "lr": trial.suggest_float("lr", 3e-4, 0.1, log=True),
+        "decay": trial.suggest_float("decay", 1e-5, 0.1, log=True),
+        "batch_size": trial.suggest_categorical("batch_size", list(BATCH_SIZES)),
+        "batches": trial.suggest_int("batches", *LENGTHS, log=True),
+        "augment": trial.suggest_categorical("augment", list(problem.augments)),
+        "seed": trial.number,
+    }
+
+
+def optuna_worker(problem: Problem, train: Part, val: Part, device: str, seed: int,
+                  folder: Path, began: float, seconds: float) -> None:  # fmt: skip
+    """Trials until the time is over; every finished one is written down."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    study = optuna.create_study(
+        study_name="duel", storage=storage, load_if_exists=True, direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=LENGTHS[0] // 3),
+    )  # fmt: skip
+    loop = PlainLoop(problem, train, val, device)
+    most = {depth: widest(problem, depth) for depth in problem.depths}
+    torch.manual_seed(seed)
+
+    def objective(trial: Any) -> float:
+        def report(step: int, value: float) -> None:
+            trial.report(value, step)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+
+        found = loop.run(suggest(trial, problem, most), report, began + seconds)
+        if found is None or not math.isfinite(found[1]):
+            raise optuna.TrialPruned
+        network, score = found
+        ended = {"seconds": time.monotonic() - began, "val": score}
+        torch.save((ended, network.cpu()), folder / f"{os.getpid()}-{trial.number}.pt")
+        return score
+
+    study.optimize(objective, timeout=max(0.0, began + seconds - time.monotonic()))
+    (folder / f"batches-{os.getpid()}").write_text(str(loop.batches))
+
+
+def play_optuna(problem: Problem, train: Part, val: Part, device: str, seed: int, seconds: float,
+                processes: int) -> Played:  # fmt: skip
+    """Optuna with a number of processes."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder, context = Path(name), multiprocessing.get_context("spawn")
+        given = (problem.name, train, val, device)
+        others = [
+            context.Process(target=_worker, args=(*given, seed + 1000 * n, folder, began, seconds))
+            for n in range(1, processes)
+        ]
+        for other in others:
+            other.start()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if processes > 1 else threads)
+        optuna_worker(problem, train, val, device, seed, folder, began, seconds)
+        took = time.monotonic() - began
+        torch.set_num_threads(threads)
+        for other in others:
+            other.join()
+        found = [torch.load(path, weights_only=False) for path in folder.glob("*.pt")]
+        batches = sum(int(path.read_text()) for path in folder.glob("batches-*"))
+    return Played(_incumbents(found), took, len(found), batches)
+
+
+def _worker(name: str, train: Part, val: Part, device: str, seed: int, folder: Path,
+            began: float, seconds: float) -> None:  # fmt: skip
+    torch.set_num_threads(1)
+    optuna_worker(PROBLEMS[name], train, val, device, seed, folder, began, seconds)
+
+
+def _incumbents(found: list[tuple[dict[str, float], nn.Module]]) -> list[Incumbent]:
+    out: list[Incumbent] = []
+    for ended, network in sorted(found, key=lambda pair: pair[0]["seconds"]):
+        if not out or ended["val"] > out[-1].val:
+            out.append(Incumbent(ended["seconds"], ended["val"], count(network), network))
+    return out
+
+
+# ---- grow ------------------------------------------------------------------------------------
+
+
+def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, seconds: float,
+              **settings: Any) -> Played:  # fmt: skip
+    """`esper.grow` with the model as given, and nothing else said."""
+    import esper
+    from esper.growing.search import Search
+    from esper.kasmina.tracing import carry_weights, finished_model
+
+    began, kept, record = time.monotonic(), list[tuple[float, Any, Any]](), Search._record
+
+    def noting(search: Search, outcome: Any) -> None:
+        record(search, outcome)
+        row = search.table.rows[outcome.number]
+        best = max((one.merit for _, one, _ in kept), default=-math.inf)
+        if row.status == "finished" and not row.diverged and row.merit > best:
+            network = search.networks.variants[row.variant].build(row.topology, row.seed)
+            carry_weights(network, outcome.weights)
+            kept.append((time.monotonic() - began, row, finished_model(network)))
+
+    setattr(Search, "_record", noting)  # noqa: B010 (mypy takes no assignment to a method)
+    torch.manual_seed(seed)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            result = esper.grow(
+                lambda: problem.make(problem.width, problem.depths[0]), train, val,
+                budget=esper.Budget(minutes=seconds / 60, params=problem.cap), device=device,
+                seed=seed, folder=folder, verbose=False, metric="log_loss" if problem.tokens else
+                "accuracy", **settings,
+            )  # fmt: skip
+            took, rows = time.monotonic() - began, result.table().rows
+    finally:
+        setattr(Search, "_record", record)  # noqa: B010
+    found = [Incumbent(at, row.merit, row.params, network) for at, row, network in kept]
+    return Played(found, took, len(rows), sum(row.trained for row in rows))
+
+
+def warm_up(device: str) -> None:
+    """Load what both contenders load, so that neither pays for the other."""
+    import esper.growing.run  # noqa: F401
+
+    if device.startswith("cuda"):
+        torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)
+    subprocess.run([sys.executable, "-c", "import torch, optuna"], check=True)
