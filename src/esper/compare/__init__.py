@@ -18,6 +18,4 @@ if TYPE_CHECKING:
     from esper.compare.config import Compare as Compare
     from esper.compare.run import compare_policies as compare_policies
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__, {".config": ("Compare",), ".run": ("compare_policies",)}
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -33,18 +33,7 @@ if TYPE_CHECKING:
     from esper.gym.single_env import EsperEnv as EsperEnv
     from esper.gym.vector_env import EsperVectorEnv as EsperVectorEnv
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".flat_env": ("flat",),
-            ".flat_actions": ("FlatActions",),
-            ".registration": ("register_tasks",),
-            ".sb3_env": ("sb3",),
-            ".settings": ("EnvSettings",),
-            ".single_env": ("EsperEnv",),
-            ".vector_env": ("EsperVectorEnv",),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)
 
 _registration.register_tasks()
 del _gymnasium

@@ -21,17 +21,4 @@ if TYPE_CHECKING:
     from esper.kasmina.population import PopulationConfig as PopulationConfig
     from esper.kasmina.training.optim import OptimConfig as OptimConfig
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".blueprints.registry": ("BlueprintRegistry", "blueprint"),
-            ".hosts.cnn": ("CNNHost", "SignalHost"),
-            ".hosts.mlp": ("MLPHost",),
-            ".hosts.resnet": ("ResNetHost",),
-            ".hosts.transformer": ("TransformerHost",),
-            ".lifecycle.lifecycle": ("Lifecycle", "LifecycleConfig"),
-            ".export.member": ("MorphogeneticModel",),
-            ".training.optim": ("OptimConfig",),
-            ".population": ("Population", "PopulationConfig"),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

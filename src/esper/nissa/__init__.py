@@ -13,13 +13,4 @@ if TYPE_CHECKING:
     from esper.nissa.parquet import ParquetSink as ParquetSink
     from esper.nissa.process_hub import get_hub as get_hub
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".hub": ("TelemetryHub",),
-            ".jsonl": ("JsonlSink",),
-            ".memory": ("MemorySink",),
-            ".parquet": ("ParquetSink",),
-            ".process_hub": ("get_hub",),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

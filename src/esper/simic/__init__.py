@@ -12,12 +12,4 @@ if TYPE_CHECKING:
     from esper.simic.training.vectorized import train_ppo_vectorized as train_ppo_vectorized
     from esper.tolaria.env_state import ParallelEnvState as ParallelEnvState
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".client": ("SimicClient",),
-            ".training.config": ("TrainingConfig",),
-            ".training.vectorized": ("train_ppo_vectorized",),
-            "esper.tolaria.env_state": ("ParallelEnvState",),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

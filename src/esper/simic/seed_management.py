@@ -19,16 +19,4 @@ if TYPE_CHECKING:
         calculate_entropy_anneal_steps as calculate_entropy_anneal_steps,
     )
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            "esper.kasmina.lifecycle": ("advance_active_seed", "resolve_target_slot"),
-            "esper.simic.telemetry.aggregation": ("aggregate_ppo_metrics",),
-            "esper.simic.telemetry.anomaly": (
-                "emit_anomaly_diagnostics",
-                "handle_telemetry_escalation",
-            ),
-            "esper.simic.training.runner": ("run_ppo_updates",),
-            "esper.simic.training.schedules": ("calculate_entropy_anneal_steps",),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

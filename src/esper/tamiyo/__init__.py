@@ -26,17 +26,4 @@ if TYPE_CHECKING:
     from esper.tamiyo.signals import SignalTracker as SignalTracker
     from esper.tamiyo.signals import TrackedSignals as TrackedSignals
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".actions": ("parse_sampled_action",),
-            ".baselines": ("RandomPolicy", "StaticTopology", "WaitPolicy"),
-            ".heuristic": ("HeuristicConfig", "HeuristicPolicy"),
-            ".inputs": ("Observation",),
-            ".masks": ("build_masks",),
-            ".network": ("PolicyNetwork", "PolicyState"),
-            ".network_config": ("NetworkConfig", "PolicySpec"),
-            ".schedule": ("FixedSchedule", "ScheduleConfig", "ScheduleEntry"),
-            ".signals": ("SignalConfig", "SignalTracker", "TrackedSignals"),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -14,14 +14,4 @@ if TYPE_CHECKING:
     from esper.tolaria.governor import TolariaGovernor as TolariaGovernor
     from esper.tolaria.runtime import CUDATimer as CUDATimer
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".data": ("SharedBatchIterator",),
-            ".engine": ("VectorizedEngine",),
-            ".engine_config": ("EngineConfig",),
-            ".env_state": ("ParallelEnvState",),
-            ".governor": ("TolariaGovernor",),
-            ".runtime": ("CUDATimer",),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -17,4 +17,4 @@ from esper.leyline.lazy import attach
 if TYPE_CHECKING:
     from esper_lab.sweep.command import main as main
 else:
-    __getattr__, __dir__, __all__ = attach(__name__, {".command": ("main",)})
+    __getattr__, __dir__, __all__ = attach(__name__)

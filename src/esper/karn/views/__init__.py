@@ -58,26 +58,4 @@ if TYPE_CHECKING:
     from esper.karn.views.throughput import SpeedPoint as SpeedPoint
     from esper.karn.views.throughput import read_throughput as read_throughput
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".actions": ("ActionCount", "RoundActions", "SlotCount", "read_actions"),
-            ".budget": ("Budget", "read_budget"),
-            ".contenders": ("Contender", "read_contenders"),
-            ".contributions": ("Contribution", "read_contributions"),
-            ".curves": ("NetworkCurve", "read_curves"),
-            ".events": ("EventCursor", "EventLine", "last_events"),
-            ".follow": ("RunCursor", "RunUpdate"),
-            ".frontier": ("FrontierPoint", "read_frontier"),
-            ".health": ("Anomaly", "PPOPoint", "read_anomalies", "read_ppo"),
-            ".kinds": ("RunKind", "kind_of"),
-            ".members": ("MemberState", "SlotState", "read_members"),
-            ".plain": ("to_plain",),
-            ".rounds": ("RoundPoint", "read_rounds"),
-            ".seeds": ("SeedLife", "StageSpan", "read_seeds"),
-            ".setup": ("RunSetup", "read_setup"),
-            ".steps": ("StepPoint", "read_steps"),
-            ".summary": ("RunState", "RunSummary", "list_runs", "run_summary"),
-            ".throughput": ("SpeedPoint", "read_throughput"),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -11,6 +11,4 @@ if TYPE_CHECKING:
     from esper.kasmina.plain_saves.folder import plain_example as plain_example
     from esper.kasmina.plain_saves.folder import save_plain as save_plain
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__, {".folder": ("load_plain", "plain_example", "save_plain")}
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -21,13 +21,4 @@ if TYPE_CHECKING:
     from esper.kasmina.tracing.widths import scaled_factory as scaled_factory
     from esper.kasmina.tracing.widths import scaled_model as scaled_model
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".finishing": ("finished_model",),
-            ".host": ("HostTrace", "TracedHost", "fitting_blueprints", "trace_model"),
-            ".inputs": ("Inputs",),
-            ".planting": ("carry_weights", "planted_model", "silence"),
-            ".widths": ("ScaledModel", "Scaling", "scaled_factory", "scaled_model"),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

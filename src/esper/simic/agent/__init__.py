@@ -11,11 +11,4 @@ if TYPE_CHECKING:
     from esper.simic.agent.buffer import RolloutBuffer as RolloutBuffer
     from esper.simic.agent.config import PPOConfig as PPOConfig
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".agent": ("PPOAgent",),
-            ".buffer": ("RolloutBuffer",),
-            ".config": ("PPOConfig",),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

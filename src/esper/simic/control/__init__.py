@@ -11,9 +11,4 @@ if TYPE_CHECKING:
     from esper.simic.control.normalizers import RewardNormalizer as RewardNormalizer
     from esper.simic.control.normalizers import RunningMeanStd as RunningMeanStd
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".normalizers": ("ObservationNormalizer", "RewardNormalizer", "RunningMeanStd"),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

@@ -12,11 +12,4 @@ if TYPE_CHECKING:
     from esper.simic.distributed.world import World as World
     from esper.simic.distributed.world import join_world as join_world
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".environment": ("world_size",),
-            ".ranks": ("Ranks",),
-            ".world": ("World", "join_world"),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)

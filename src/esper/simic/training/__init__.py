@@ -13,10 +13,4 @@ if TYPE_CHECKING:
         calculate_entropy_anneal_steps as calculate_entropy_anneal_steps,
     )
 else:
-    __getattr__, __dir__, __all__ = attach(
-        __name__,
-        {
-            ".runner": ("run_ppo_updates",),
-            ".schedules": ("Schedule", "calculate_entropy_anneal_steps"),
-        },
-    )
+    __getattr__, __dir__, __all__ = attach(__name__)
