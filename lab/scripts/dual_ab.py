@@ -179,7 +179,7 @@ def _in_words(ahead: Difference) -> tuple[str, str, str]:
 def _draw(path: Path, config: DualAb, found: DualAB, task: str) -> None:
     import numpy as np
 
-    from esper.karn.dual_picture import DualCurves, draw_dual
+    from esper_lab.dual_picture import DualCurves, draw_dual
 
     a, b = config.names
     score_a_UN = np.concatenate([pair.score_a_UE for pair in found.pairs], axis=1)

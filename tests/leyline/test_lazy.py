@@ -64,7 +64,8 @@ def test_a_home_loads_at_first_use_and_once(tmp_path: Path):
     (package / "tea.py").write_text("price = object()\n")
     (package / "__init__.py").write_text(
         "from esper.leyline.lazy import attach\n"
-        "__getattr__, __dir__, __all__ = attach(__name__, {'.tea': ('price',), 'math': ('pi',)})\n"
+        "if 0:\n    from math import pi\n    from shop.tea import price\n"
+        "else:\n    __getattr__, __dir__, __all__ = attach(__name__)\n"
     )
     code = """
         import sys, math

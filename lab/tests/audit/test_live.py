@@ -12,9 +12,9 @@ import pytest
 from audit_support import FinishedAudit, live_policies
 from context_support import planned_engine
 from esper.leyline.context import MemberTerms
-from esper.tamiyo.closed_loop import ClosedLoop, ClosedLoopConfig
 from esper_lab.audit.bench import Bench, SimulatedEpisodes
 from esper_lab.audit.cases import TermsSpec, within_caps
+from esper_lab.audit.closed_loop import ClosedLoop, ClosedLoopConfig
 from esper_lab.audit.leaderboard import play
 from esper_lab.audit.live import LiveRun, LiveSettings
 from esper_lab.audit.live_policies import BenchLive, ReadyPolicy

@@ -14,8 +14,8 @@ from api_tables import written as api_written
 from audit_support import FinishedAudit
 from command_tables import written
 from esper.scripts.cli.command import read_command_line
-from esper.tamiyo.closed_loop import ClosedLoop
 from esper_lab import bench
+from esper_lab.audit.closed_loop import ClosedLoop
 from esper_lab.commands import AUDIT, BENCH, SWEEP
 from esper_lab.commands import audit as audit_command
 from esper_lab.commands import bench as bench_command

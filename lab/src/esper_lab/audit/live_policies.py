@@ -23,12 +23,12 @@ from esper.leyline.masks import ActionMasks
 from esper.leyline.protocols import PolicyProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import NO_BLUEPRINT, TrainingSignals
-from esper.tamiyo.closed_loop import FILL, ClosedLoop, ClosedLoopConfig
 from esper.tamiyo.planning import plan_actions
 from esper.tamiyo.scripted import ScriptedPolicy, build_actions
 from esper.tolaria.engine import VectorizedEngine
 from esper_lab.audit.bench import NOT_PLANNED, Bench, Observation
 from esper_lab.audit.cases import Observed, best_available, recorded, within_caps
+from esper_lab.audit.closed_loop import FILL, ClosedLoop, ClosedLoopConfig
 from esper_lab.audit.leaderboard import BUILT_IN, LIVE_BENCH
 from esper_lab.audit.planners import Planner
 from esper_lab.audit.policies import Policy, SeesAll, fit_planner

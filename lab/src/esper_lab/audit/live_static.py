@@ -18,9 +18,9 @@ from esper.leyline.arrays import Ints
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import NO_BLUEPRINT
-from esper.tamiyo.closed_loop import ClosedLoop, ClosedLoopConfig
 from esper.tolaria.engine import VectorizedEngine
 from esper_lab.audit.bench import Bench
+from esper_lab.audit.closed_loop import ClosedLoop, ClosedLoopConfig
 from esper_lab.audit.live_policies import UNMEASURED, LiveCases, LivePolicy
 from esper_lab.audit.live_rows import LiveRows, live_path, read_live
 from esper_lab.audit.records import identity_of

@@ -15,8 +15,8 @@ from esper.kasmina.lifecycle.caps import Caps
 from esper.leyline import NO_BLUEPRINT, LifecycleOp, ScoreConstants, SeedStage
 from esper.leyline.context import Candidates
 from esper.leyline.signals import TrainingSignals
-from esper.tamiyo.closed_loop import ClosedLoop, ClosedLoopConfig
 from esper.tolaria.plan_phase import plan_masks
+from esper_lab.audit.closed_loop import ClosedLoop, ClosedLoopConfig
 from heuristic_support import worth
 from support import CNN_BLUEPRINTS, make_population, refused
 from tamiyo_support import Drive, fixed_context, masks_of, observe
