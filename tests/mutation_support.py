@@ -19,8 +19,8 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from esper.leyline.codec import to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import PRESETS, TrainingConfig
-from esper.simic.training.schedules import Schedule
 
 PAGE: Final = (Path(__file__).parents[1] / "docs" / "commands.md").read_text()
 EVIL: Final = "evil.py"

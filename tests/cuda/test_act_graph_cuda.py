@@ -12,8 +12,8 @@ from cuda_support import DEVICE, NEEDS_CUDA
 from esper.leyline import LifecycleOp
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.agent.agent import Act
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule
 from ppo_support import (
     OPS,
     SMALL,

@@ -22,9 +22,9 @@ from esper.karn.query.catalogue import all_views
 from esper.karn.query.event_views import code_enum
 from esper.leyline import SeedStage, TelemetryEventType
 from esper.leyline.text import visible
-from esper.nissa.readers import read_jsonl
 from esper.scripts.query import main
 from esper.storage.sealed_json import seal
+from event_files import read_jsonl
 from record_tables import PAGE, written
 
 

@@ -20,7 +20,7 @@ from esper.leyline.protocols import SinkProtocol
 from esper.nissa import JsonlSink, MemorySink, ParquetSink, TelemetryHub, get_hub
 from esper.nissa.hub import MAX_FAILURES
 from esper.nissa.process_hub import set_hub, use_hub
-from esper.nissa.readers import read_jsonl
+from event_files import read_jsonl
 from payload_support import build
 
 DEBUG = TelemetryLevel.DEBUG

@@ -34,7 +34,7 @@ from esper.leyline import (
 )
 from esper.nissa import JsonlSink, MemorySink, ParquetSink, TelemetryHub
 from esper.nissa.columns import payload_columns, schema_of
-from esper.nissa.readers import read_jsonl, read_parquet
+from event_files import read_jsonl, read_parquet
 from payload_support import build
 
 PANIC = TelemetryEventType.GOVERNOR_PANIC

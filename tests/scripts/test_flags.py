@@ -17,9 +17,9 @@ from esper.leyline.codec import to_json
 from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value
 from esper.scripts.train.config import Train, read_train
 from esper.scripts.train.learner_config import TrainPPO, read_train_ppo
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
 from esper.simic.training.config_files import setting_names
-from esper.simic.training.schedules import Schedule
 from support import refused
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from esper.leyline import TelemetryEventType
-from esper.nissa.readers import read_jsonl, read_parquet
 from esper.simic.training.runs.folder import SessionEnd, read_info
+from event_files import read_jsonl, read_parquet
 from run_server import Job, RunServer
 
 FULL = "/dev/full"

@@ -11,7 +11,6 @@ from esper.compare.config import Compare
 from esper.kasmina import Population
 from esper.leyline.seeds import EVALUATION_SEEDS, MAX_SEED
 from esper.leyline.telemetry import TelemetryEventType
-from esper.nissa.readers import read_jsonl, read_parquet
 from esper.scripts import train
 from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import read_train_ppo
@@ -20,6 +19,7 @@ from esper.simic.training.config_files import resolve
 from esper.simic.training.runs.folder import RunFolder, read_config, read_info
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria import EngineConfig
+from event_files import read_jsonl, read_parquet
 from resume_support import SPEC, newest, resumed_run
 from run_driver import small_run
 from support import refused, tiny_host

@@ -20,7 +20,6 @@ from matplotlib.image import imread
 from esper.compare.judging import EVALUATION_SEED
 from esper.leyline.codec import to_json
 from esper.leyline.protocols import PolicyProtocol
-from esper.nissa.readers import read_jsonl
 from esper.scripts import evaluate
 from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train import main
@@ -43,6 +42,7 @@ from esper.tamiyo.make_policy import load_topology
 from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
+from event_files import read_jsonl
 from resume_support import edit_checkpoint
 from support import refused
 

@@ -257,7 +257,7 @@ def test_greedy_takes_the_likeliest_and_sampling_does_not_always():
 
 
 def test_only_learning_explores():
-    from esper.simic.training.schedules import Schedule
+    from esper.simic.agent.schedule import Schedule
 
     spec = tiny_task(episode_length=2)
     for mode, certain in ((ActingMode.LEARN, False), (ActingMode.SAMPLE, True)):

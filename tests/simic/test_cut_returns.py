@@ -18,10 +18,10 @@ from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.simic import client as client_module
 from esper.simic.agent import PPOAgent, PPOConfig, RolloutBuffer
 from esper.simic.agent.agent import Act
+from esper.simic.agent.schedule import Schedule
 from esper.simic.agent.update import Targets
 from esper.simic.client import SimicClient, policy_spec
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule
 from esper.tamiyo.features import FEATURE_NAMES
 from esper.tamiyo.inputs import Observation
 from loop_support import SMALL, tiny_task

@@ -14,6 +14,7 @@ from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.simic import train_ppo_vectorized
 from esper.simic.agent import PPOAgent
+from esper.simic.agent.schedule import WHOLE_RUN
 from esper.simic.training.config import (
     PRESETS,
     PopulationConfig,
@@ -23,7 +24,6 @@ from esper.simic.training.config import (
     preset,
 )
 from esper.simic.training.history import RoundRecord
-from esper.simic.training.schedules import WHOLE_RUN
 from esper.simic.training.vectorized import make_trainer
 from loop_support import tiny_config, tiny_run, tiny_task
 from support import refused

@@ -1,4 +1,4 @@
-"""Nissa: telemetry. The hub that queues events, sinks that write them, readers."""
+"""Nissa: telemetry. The hub that queues events, sinks that write them."""
 
 from __future__ import annotations
 

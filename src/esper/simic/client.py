@@ -27,7 +27,7 @@ from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import TrainingSignals
 from esper.simic.agent.agent import Act, PPOAgent
 from esper.simic.agent.buffer import RolloutBuffer, Trace
-from esper.simic.training.runner import run_ppo_updates
+from esper.simic.agent.update_passes import run_ppo_updates
 from esper.tamiyo.curve import draw_hidden, hide_curve
 from esper.tamiyo.features import FEATURE_NAMES, batch_signals_to_features
 from esper.tamiyo.inputs import Observation

@@ -24,9 +24,7 @@ from esper.tasks.task_files import (
     task_entry_points,
 )
 
-_TORCH_MODULES: Final = frozenset(
-    ("context_data", "member_functions", "objectives", "row_terms", "task_objective")
-)
+_TORCH_MODULES: Final = frozenset(("context_data", "member_functions", "objectives", "row_terms"))
 """Modules of this folder that define no task and import torch, which listing tasks must not."""
 
 

@@ -428,9 +428,19 @@ class TaskSpec:
                     f"takes their targets, as in loss='mse'"
                 )
             return None
-        from esper.tasks.task_objective import make_task_objective
+        import torch
 
-        return make_task_objective(self, data)
+        from esper.tasks.objectives import make_objective
+
+        targets = torch.from_numpy(data.train.labels)
+        shape = self.output_shape(tuple(targets.shape[1:]))
+        try:
+            objective = make_objective(self.loss, self.metric, targets=targets, output_shape=shape)
+            for name in PARTS[1:]:
+                objective.check_targets(torch.from_numpy(getattr(data, name).labels), name)
+        except EsperError as error:
+            raise EsperError(f"task {self.name}: {error}") from error
+        return objective
 
     def population(
         self,

@@ -16,9 +16,9 @@ from esper.karn import views
 from esper.karn.views import RunKind, RunState, to_plain
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import student_estimate
-from esper.nissa.readers import read_jsonl
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
+from event_files import read_jsonl
 
 
 def events_of(run: Path, kind: str) -> list:

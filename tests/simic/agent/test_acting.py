@@ -22,8 +22,8 @@ from esper.leyline import LifecycleOp
 from esper.simic.agent import PPOAgent
 from esper.simic.agent.acting import ReplayedSteps
 from esper.simic.agent.agent import Act
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
 from ppo_support import OPS, K, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from esper.simic.agent import PPOConfig
-from esper.simic.training.schedules import Schedule
+from esper.simic.agent.schedule import Schedule
 from esper.tamiyo import NetworkConfig
 
 pytestmark = pytest.mark.slow
@@ -36,7 +36,7 @@ def iqm(returns: list[Returns]) -> float:
 
 
 def ours(make_env: Callable, steps: int, members: int, config: PPOConfig, seed: int) -> Returns:
-    from esper.simic.agent.gym_runner import EnvPlayer
+    from gym_runner import EnvPlayer
 
     player = EnvPlayer(make_env, members, 64, config, seed)
     player.learn(steps - steps % (members * 64))  # never more steps than the others
@@ -44,7 +44,7 @@ def ours(make_env: Callable, steps: int, members: int, config: PPOConfig, seed: 
 
 
 def theirs(model, make_env: Callable, steps: int, masked: bool) -> Returns:
-    from esper.simic.agent.gym_runner import _env_seed
+    from gym_runner import _env_seed
 
     model.learn(steps)
     returns = []

@@ -12,9 +12,9 @@ import torch
 from esper.leyline import ActionHead, LifecycleOp
 from esper.simic.agent.buffer import Minibatch
 from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.schedule import Schedule
 from esper.simic.agent.update import Targets, make_targets, ppo_losses
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule
 from esper.tamiyo.heads import Choices
 from esper.tamiyo.network import PolicyOutput
 from ppo_support import OPS, K, S, agent, masks_for, random_obs, weights

@@ -5,11 +5,11 @@ import pytest
 
 from esper.leyline import EsperError
 from esper.simic.agent import PPOConfig
-from esper.simic.training.schedules import Schedule
+from esper.simic.agent.schedule import Schedule
 from esper.tamiyo import NetworkConfig
 
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
-from esper.simic.agent.gym_runner import EnvPlayer  # noqa: E402
+from gym_runner import EnvPlayer  # noqa: E402
 
 NET = NetworkConfig(width=16, attention_heads=2, embedding=4)
 

@@ -5,8 +5,8 @@ import pytest
 
 from esper.leyline import LifecycleOp
 from esper.simic.agent import PPOAgent, PPOConfig
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule
 from esper.tamiyo import NetworkConfig, Observation, PolicySpec
 from ppo_support import OPS, Task, masks_for, play
 
@@ -144,7 +144,7 @@ def test_without_memory_recall_stays_at_chance():
 def balanced(seed: int) -> float:
     """Mean of 20 greedy episodes after 12,288 steps."""
     gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
-    from esper.simic.agent.gym_runner import EnvPlayer
+    from gym_runner import EnvPlayer
 
     rounds = 12
     config = PPOConfig(

@@ -12,8 +12,8 @@ import torch
 from esper.kasmina import MorphogeneticModel
 from esper.leyline import EsperError
 from esper.simic.agent import PPOAgent
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule
 from esper.storage import saves
 from esper.storage.sealed_json import checksum_of
 from esper.tamiyo import NetworkConfig
@@ -94,7 +94,7 @@ def test_a_policy_of_three_slots_acts_and_learns_on_five(tmp_path):
 def test_heads_that_never_counted_survive_a_save(tmp_path):
     """No gradient reached them, so Adam has no moments of them."""
     gymnasium = pytest.importorskip("gymnasium")
-    from esper.simic.agent.gym_runner import EnvPlayer
+    from gym_runner import EnvPlayer
 
     player = EnvPlayer(lambda: gymnasium.make("CartPole-v1"), 2, 8)
     player.learn(16)

@@ -9,9 +9,9 @@ import torch
 
 from esper.leyline import ActionHead, EsperError, LifecycleOp
 from esper.simic.agent.buffer import RolloutBuffer
+from esper.simic.agent.schedule import Schedule
 from esper.simic.agent.update import Targets, evaluate, make_targets, ppo_losses
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule
 from esper.tamiyo import NetworkConfig
 from ppo_support import OPS, K, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
 

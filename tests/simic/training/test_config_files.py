@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from esper.leyline import EsperError
 from esper.leyline.actions import ActionHead
 from esper.leyline.codec import to_json
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import (
     PLAIN_BLEND,
     PRESETS,
@@ -21,7 +22,6 @@ from esper.simic.training.config import (
     preset,
 )
 from esper.simic.training.config_files import overlay, read_entries, resolve, setting_names
-from esper.simic.training.schedules import Schedule
 from support import refused
 
 

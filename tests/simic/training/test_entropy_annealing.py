@@ -5,8 +5,9 @@ import math
 import pytest
 
 from esper.leyline import EsperError
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.runner import run_ppo_updates
-from esper.simic.training.schedules import Schedule, calculate_entropy_anneal_steps
+from esper.simic.training.schedules import calculate_entropy_anneal_steps
 from ppo_support import K, S, agent, fill
 
 

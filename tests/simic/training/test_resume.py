@@ -14,6 +14,7 @@ from esper.leyline.payloads import RunStatus
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink
 from esper.scripts.train.learner_config import read_train_ppo
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs import resume
 from esper.simic.training.runs.checkpoint_store import KEEP, CheckpointStore, verify
@@ -29,7 +30,6 @@ from esper.simic.training.runs.resume import (
     MAY_CHANGE,
     check_changes,
 )
-from esper.simic.training.schedules import Schedule
 from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import same_agents, tiny_task, untimed
 from resume_support import SPEC, newest, resumed_run, same_runs, trained

@@ -17,12 +17,12 @@ import pytest
 import esper
 from esper.karn.views import RunState, list_runs
 from esper.leyline import EsperError
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import PRESETS, TaskConfig, preset
 from esper.simic.training.runs import folder as run_folder
 from esper.simic.training.runs.folder import RunFolder, SessionEnd, read_config, read_info
 from esper.simic.training.runs.interrupts import Interrupted
 from esper.simic.training.runs.listing import newest_run
-from esper.simic.training.schedules import Schedule
 from esper.storage import provenance
 from esper.storage.folder_lock import FolderLock, is_locked
 from esper.storage.sealed_json import seal

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from esper.karn.views import list_runs
 from esper.leyline import EsperError
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import (
     MANIFEST,
@@ -30,7 +31,6 @@ from esper.simic.training.runs.checkpoint_store import (
 )
 from esper.simic.training.runs.checkpoints import find_checkpoint
 from esper.simic.training.runs.folder import RunFolder, read_info
-from esper.simic.training.schedules import Schedule
 from esper.storage import manifest
 from esper.storage.atomic import write_atomic
 from esper.storage.sealed_json import seal

@@ -11,10 +11,10 @@ from engine_support import Diary, small_engine
 from esper.leyline import TelemetryConfig, TelemetryLevel
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
+from esper.simic.agent.schedule import Schedule
 from esper.simic.client import ActingMode
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training.config import PopulationConfig
-from esper.simic.training.schedules import Schedule
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from graph_support import rerun_cache

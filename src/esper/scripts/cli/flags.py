@@ -11,7 +11,7 @@ from typing import Final, Literal
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from esper.leyline.context import NAMED_CONTEXTS, ContextSpec
-from esper.simic.training.schedules import WHOLE_RUN, Schedule
+from esper.simic.agent.schedule import WHOLE_RUN, Schedule
 from esper.tasks.context_files import context_text, read_context
 
 REGISTRY: Final = ConstructorRegistry()

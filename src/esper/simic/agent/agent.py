@@ -31,11 +31,11 @@ from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
 from esper.simic.agent.saving import load_agent, save_agent
+from esper.simic.agent.schedule import Schedule
 from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.distributed.ranks import ALONE, Ranks
-from esper.simic.training.schedules import Schedule
 from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.distribution import action_uniforms
 from esper.tamiyo.heads import required_heads

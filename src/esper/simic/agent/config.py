@@ -12,7 +12,7 @@ import tyro
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MAX_EPOCHS, require_at_most
-from esper.simic.training.schedules import Schedule
+from esper.simic.agent.schedule import Schedule
 from esper.tamiyo.network_config import NetworkConfig
 
 NO_PREFIX: Final = tyro.conf.arg(name="")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
+    from esper.simic.agent.schedule import Schedule as Schedule
     from esper.simic.training.runner import run_ppo_updates as run_ppo_updates
-    from esper.simic.training.schedules import Schedule as Schedule
     from esper.simic.training.schedules import (
         calculate_entropy_anneal_steps as calculate_entropy_anneal_steps,
     )

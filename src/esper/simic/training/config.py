@@ -30,8 +30,8 @@ from esper.leyline.limits import (
 )
 from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import NO_PREFIX, PPOConfig
+from esper.simic.agent.schedule import WHOLE_RUN, Schedule
 from esper.simic.rewards.config import RewardConfig
-from esper.simic.training.schedules import WHOLE_RUN, Schedule
 from esper.tamiyo.masks import check_frozen
 from esper.tamiyo.network_config import NetworkConfig
 

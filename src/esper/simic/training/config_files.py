@@ -25,8 +25,8 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 from esper.leyline.codec import Json, from_json
 from esper.leyline.errors import EsperError, UnknownNameError, parse_error_line, shown
 from esper.leyline.limits import MAX_COUNT
+from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import PRESETS, TaskConfig, TrainingConfig, preset
-from esper.simic.training.schedules import Schedule
 from esper.storage.sealed_json import parse_json, require_shallow, unseal
 
 Entries = Mapping[str, Any]
