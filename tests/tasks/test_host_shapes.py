@@ -6,15 +6,7 @@ import pytest
 
 from engine_support import small_engine
 from esper.tamiyo.baselines import WaitPolicy
-from esper.tasks.host_shapes import (
-    BLOCKS,
-    KERNELS,
-    WIDTHS,
-    HostShape,
-    draw_host_shape,
-    parse_host_shape,
-    with_host_shape,
-)
+from esper.tasks.host_shapes import HostShape, parse_host_shape, with_host_shape
 from esper.tasks.registry import get_task_spec
 from support import refused
 
@@ -27,12 +19,6 @@ def test_text_and_shape_are_one():
 @pytest.mark.parametrize("text", ["", "8", "8x3", "8x3k2", "0x3k1", "8x3k1 ", "axbkc", "99999x3k1"])
 def test_other_text_is_refused_in_one_line(text):
     assert "for example 8x3k1" in refused(lambda: parse_host_shape(text))
-
-
-def test_draws_cover_all_shapes_and_repeat():
-    drawn = {draw_host_shape(3, index) for index in range(400)}
-    assert drawn == {HostShape(w, b, k) for w in WIDTHS for b in BLOCKS for k in KERNELS}
-    assert draw_host_shape(3, 7) == draw_host_shape(3, 7)
 
 
 def test_a_task_runs_with_a_host_of_another_shape():

@@ -16,7 +16,7 @@ from esper.tamiyo.planning import PlannedTopology
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
 from esper_lab.audit.grown import GrownTopologies
-from esper_lab.audit.presets import PRESETS, suit_audit
+from esper_lab.audit.presets import PRESETS, context_spec, suit_audit
 from esper_lab.audit.records import INFO, Audit, read_audit, read_grown, rows_path, scores
 from esper_lab.audit.run import grown_topologies, make_chunks
 from esper_lab.audit.summary import planted_minus_grown, spread, summary_rows
@@ -203,7 +203,7 @@ def test_presets_have_no_price_and_no_caps():
 
 def test_fixed_takes_budgets_in_turn():
     preset = PRESETS["fixed"]
-    budgets = [preset.spec_of(context).budget for context in range(5)]
+    budgets = [context_spec(preset.spec, preset.budgets, context).budget for context in range(5)]
     assert [found.low for found in budgets] == [1, 2, 4, 8, 1]
     assert not preset.spec.changes_data
 

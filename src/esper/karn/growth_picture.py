@@ -63,22 +63,15 @@ class LifeLines:
     """A pruned seed whose alpha is ramping down."""
 
 
-def draw_growth(
-    path: Path,
-    curves: Sequence[Curve],
-    lives: LifeLines,
-    title: str,
-    each: str = "member",
-    lives_note: str = "",
-) -> None:
-    """Write the plot as a PNG; `each` names what a thin line is."""
+def draw_growth(path: Path, curves: Sequence[Curve], lives: LifeLines, title: str) -> None:
+    """Write the plot as a PNG."""
     _check(curves, lives)
-    members = lives.stage_TES.shape[1]
+    members, note = lives.stage_TES.shape[1], ""
     if members > MAX_MEMBERS:
-        lives_note += f" (members 0 to {MAX_MEMBERS - 1} of {members})"
+        note = f" (members 0 to {MAX_MEMBERS - 1} of {members})"
         stages, leaving = lives.stage_TES[:, :MAX_MEMBERS], lives.leaving_TES[:, :MAX_MEMBERS]
         lives = LifeLines(lives.slots, stages, leaving)
-    write_png(path, _figure(curves, lives, title, each, lives_note))
+    write_png(path, _figure(curves, lives, title, note))
 
 
 def _check(curves: Sequence[Curve], lives: LifeLines) -> None:
@@ -97,22 +90,20 @@ def _check(curves: Sequence[Curve], lives: LifeLines) -> None:
             )
 
 
-def _figure(
-    curves: Sequence[Curve], lives: LifeLines, title: str, each: str, lives_note: str
-) -> Figure:
+def _figure(curves: Sequence[Curve], lives: LifeLines, title: str, note: str) -> Figure:
     _, members, slots = lives.stage_TES.shape
     lives_inches = max(1.2, ROW_INCHES * members * (slots + MEMBER_GAP))
     figure = new_figure((WIDTH_INCHES, CURVES_INCHES + lives_inches + 1.5), title)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[CURVES_INCHES, lives_inches])
-    _draw_curves(top, curves, each)
-    _draw_lives(bottom, lives, lives_note)
+    _draw_curves(top, curves)
+    _draw_lives(bottom, lives, note)
     figure.legend(
         handles=_stage_legend(lives), loc="outside lower center", ncols=5, fontsize=8, frameon=False
     )
     return figure
 
 
-def _draw_curves(axes: Axes, curves: Sequence[Curve], each: str) -> None:
+def _draw_curves(axes: Axes, curves: Sequence[Curve]) -> None:
     for curve, colour in zip(curves, CURVE_COLOURS, strict=False):
         accuracy_TN = 100.0 * np.asarray(curve.accuracy_NT, dtype=np.float64).T
         steps = np.arange(1, len(accuracy_TN) + 1)
@@ -122,7 +113,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], each: str) -> None:
         label = f"{curve.label}: {mean[-1]:.1f} % at the end"
         axes.plot(steps, mean, color=colour, linewidth=2.4, label=label)
     axes.set_title(
-        f"Accuracy on held-out samples (thin: one {each}; thick: mean, band: 95 % interval)",
+        "Accuracy on held-out samples (thin: one member; thick: mean, band: 95 % interval)",
         fontsize=TITLE_POINTS,
         loc="left",
         color=INK,

@@ -50,22 +50,18 @@ def table(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
     figures: Sequence[int] = (),
-    marked: int | None = None,
 ) -> Markup:
-    """A table whose first column names the rows.
-
-    `figures`: columns of numbers, aligned right; `marked`: number of the row to stress.
-    """
+    """A table whose first column names the rows; `figures`: columns of numbers, aligned right."""
 
     def side(column: int) -> dict[str, str]:
         return {"class_": "figure"} if column in figures else {}
 
     titles = [tag("th", cell, scope="col", **side(c)) for c, cell in enumerate(head)]
     lines = []
-    for number, row in enumerate(rows):
+    for row in rows:
         cells = [tag("th", row[0], scope="row", **side(0))]
         cells += [tag("td", cell, **side(c)) for c, cell in enumerate(row[1:], 1)]
-        lines.append(tag("tr", *cells, **({"class_": "marked"} if number == marked else {})))
+        lines.append(tag("tr", *cells))
     inner = tag(
         "table",
         tag("caption", caption),
@@ -124,8 +120,6 @@ STYLE: Final = """
 .esper-grow tbody th { min-width: 7rem; }
 .esper-grow td:last-child:not(.figure) { min-width: 10rem; }
 .esper-grow .figure { text-align: right; white-space: nowrap; }
-.esper-grow .marked { background: var(--mark); font-weight: 600; }
-.esper-grow .marked th, .esper-grow .marked td { font-weight: 600; }
 .esper-grow pre { background: var(--soft); padding: .8rem; border-radius: .5rem;
   overflow-x: auto; font-size: .9rem; }
 .esper-grow code { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }

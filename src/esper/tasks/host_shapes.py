@@ -10,14 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from esper.leyline.errors import EsperError, shown
-from esper.leyline.streams import stream_keys
 from esper.tasks.hosts import CNNFactory
 from esper.tasks.spec import TaskSpec
-
-WIDTHS: Final = (4, 8, 16)
-BLOCKS: Final = (3, 4, 5)
-KERNELS: Final = (1, 3)
-"""Choices of `draw_host_shape`; a width of 12 is held out for judging."""
 
 _TEXT: Final = re.compile(r"([1-9]\d{0,3})x([1-9]\d?)k([1-9]\d?)")
 
@@ -49,15 +43,6 @@ def parse_host_shape(text: str) -> HostShape:
             f"8x3k1"
         )
     return HostShape(*(int(part) for part in match.groups()))
-
-
-def draw_host_shape(seed: int, index: int) -> HostShape:
-    """Draw the host shape of an engine from a named stream."""
-    picked = [
-        choices[int(stream_keys(seed, "context", "host", index, name)) % len(choices)]
-        for name, choices in (("width", WIDTHS), ("blocks", BLOCKS), ("kernel", KERNELS))
-    ]
-    return HostShape(*picked)
 
 
 def with_host_shape(spec: TaskSpec, shape: HostShape) -> TaskSpec:

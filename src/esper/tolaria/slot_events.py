@@ -42,10 +42,10 @@ _NEXT_GATE = {stage: GATE_INTO[after] for stage, after in ADVANCE_TO.items()} | 
 class SlotEventCollector:
     """Collects the changes of slots since the previous comparison."""
 
-    def __init__(self, population: Population, gate_events: bool = False) -> None:
-        """`gate_events`: also collect the result of every seed's next gate at every step."""
+    def __init__(self, population: Population) -> None:
         self.population = population
-        self.gate_events = gate_events
+        self.gate_events = False
+        """Whether to collect the result of every seed's next gate at every step, too."""
         self._pending: list[SlotPayload] = []
         self.reset()
 

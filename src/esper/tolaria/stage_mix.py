@@ -20,12 +20,6 @@ STAGES: Final = (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
 _ALLOWED: Final = (SeedStage.DORMANT, *STAGES)
 
 
-def all_slots_live(members: int, slots: int) -> Codes:
-    """`[E, S]`: a seed in every slot, split evenly between `STAGES`."""
-    member_ES, slot_ES = np.indices((members, slots))
-    return _stages((member_ES + slot_ES) % len(STAGES))
-
-
 def half_of_slots_live(members: int, slots: int) -> Codes:
     """`[E, S]`: a seed in every other slot, split evenly between `STAGES`.
 
@@ -37,12 +31,8 @@ def half_of_slots_live(members: int, slots: int) -> Codes:
     """
     member_ES, slot_ES = np.indices((members, slots))
     live_ES = (member_ES + slot_ES) % 2 == 0
-    stage_ES = _stages((slot_ES + member_ES // 2) % len(STAGES))
+    stage_ES = np.array(STAGES, dtype=np.int8)[(slot_ES + member_ES // 2) % len(STAGES)]
     return np.where(live_ES, stage_ES, np.int8(SeedStage.DORMANT))
-
-
-def _stages(third_ES: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Codes:
-    return np.array(STAGES, dtype=np.int8)[third_ES]
 
 
 def set_seed_stages(population: Population, blueprint: str, target_ES: Codes) -> None:

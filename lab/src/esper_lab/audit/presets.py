@@ -25,10 +25,6 @@ class Preset:
     notes: tuple[str, ...] = ()
     """What was changed so that the spec suits an audit, as sentences."""
 
-    def spec_of(self, context: int) -> ContextSpec:
-        """Spec that a context is drawn from."""
-        return context_spec(self.spec, self.budgets, context)
-
 
 def context_spec(spec: ContextSpec, budgets: tuple[float, ...], context: int) -> ContextSpec:
     """Spec of one context: `budgets`, if there are any, take turns."""

@@ -233,10 +233,6 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _topology_text(names: Sequence[str]) -> str:
-    return ", ".join(name or "-" for name in names)
-
-
 def _runs_text(runs: float) -> str:
     if math.isnan(runs):
         return ""

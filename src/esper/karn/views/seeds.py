@@ -14,12 +14,6 @@ from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.leyline.telemetry import TelemetryEventType
 
 _Kind = TelemetryEventType
-SEED_EVENTS: Final = (
-    _Kind.SEED_GERMINATED,
-    _Kind.SEED_STAGE_CHANGED,
-    _Kind.SEED_FOSSILIZED,
-    _Kind.SEED_PRUNED,
-)
 _Slot = tuple[int, int, int]
 """(round, member, slot)"""
 

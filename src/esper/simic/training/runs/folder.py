@@ -200,13 +200,11 @@ class RunFolder:
         return cls._create(path, name, config, session, _rename_to_free_name)
 
     @classmethod
-    def create_at(
-        cls, path: Path, config: TrainingConfig, session: SessionSettings | None = None
-    ) -> RunFolder:
+    def create_at(cls, path: Path, config: TrainingConfig) -> RunFolder:
         """Create the locked folder `path` and begin the first session."""
         if path.exists():
             raise EsperError(f"{path} exists: resume the run in it, or name another folder")
-        return cls._create(path, path.name, config, session, _rename)
+        return cls._create(path, path.name, config, None, _rename)
 
     @classmethod
     def _create(

@@ -174,14 +174,9 @@ def emit_resumed(resumed: Resumed) -> None:
 # ---- what may change ----------------------------------------------------------------------------
 
 
-def check_changes(
-    before: TrainingConfig, now: TrainingConfig, where: str = "the run"
-) -> tuple[str, ...]:
-    """Return the changed settings as lines; raises for one that must not change.
-
-    `where`: what `before` belongs to, for the error message.
-    """
-    return tuple(map(str, _changes(before, now, where).values()))
+def check_changes(before: TrainingConfig, now: TrainingConfig) -> tuple[str, ...]:
+    """Return the changed settings as lines; raises for one that must not change."""
+    return tuple(map(str, _changes(before, now, "the run").values()))
 
 
 def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[str, _Difference]:
