@@ -48,7 +48,7 @@ CLASSES: Final = 10
 SAMPLES: Final = 4
 SEQUENCE: Final = 16
 VOCABULARY: Final = 64
-MOST_DIFFERENCE: Final = 1e-3
+MAX_DIFFERENCE: Final = 1e-3
 """Between outputs of the network that trained and the plain module, relative to the largest."""
 SIZES: Final = {"inception_v3": 299, "maxvit_t": 224}
 """Images smaller than that are refused by the model."""
@@ -237,7 +237,7 @@ def _grown(name: str, given: Candidate, config: TryModels) -> Outcome:
     with printer.logged():
         run = _prepared(given, settings, printer)
         difference, trainer = _trained_difference(run, given.inputs)
-    if not difference <= MOST_DIFFERENCE:
+    if not difference <= MAX_DIFFERENCE:
         raise EsperError(f"the plain module differs from what was trained by {difference:.1e}")
     trace, base = run.problem.trace, run.networks.base
     whole = f"{len(trace.untraced)} whole" if trace.untraced else "graph"

@@ -15,7 +15,7 @@ from esper.growing.budget import Budget
 from esper.growing.folder import GrowFolder, GrowInfo
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.runs import Recipe, Row, Table
-from esper.karn.report.sections import MOST_ROWS
+from esper.karn.report.sections import MAX_ROWS
 from esper.plotting.svg_axes import Scale, nice_ticks
 from esper.storage.run_files import GROW_SCHEMA
 from support import refused
@@ -206,7 +206,7 @@ def test_long_searches_stay_below_a_megabyte(tmp_path):
     text = page(result(tmp_path, runs=Table(rows(3000))))
     assert len(text) < 1e6
     words = Page(text).words
-    assert f"{MOST_ROWS} of 3,000 rows" in words
+    assert f"{MAX_ROWS} of 3,000 rows" in words
 
 
 def test_many_places_with_long_names(tmp_path):

@@ -76,7 +76,7 @@ def test_the_vocabulary_is_that_of_the_training_blocks_the_most_frequent_first(t
 
 
 def test_a_second_text_is_the_test(tmp_path):
-    files = reader(test_files=("test.txt",), most_test=5)
+    files = reader(test_files=("test.txt",), max_test=5)
     data = files.read(written(tmp_path, some_text(2000), "Z" + "ab" * 100))
     assert len(data.test) == 5
     assert data.test.inputs[0, 0] == 0, "Z is not in the training text"
@@ -93,7 +93,7 @@ def test_an_end_mark_is_one_token(tmp_path):
 
 def test_of_a_long_file_only_the_beginning_is_read(tmp_path):
     text = "é" * 4000
-    data = reader(most_bytes=2001).read(written(tmp_path, text))
+    data = reader(max_bytes=2001).read(written(tmp_path, text))
     assert len(data.train) + 16 <= 1000 // 8
     assert (data.train.inputs == 1).all()
 

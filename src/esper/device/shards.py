@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for the others before it gives up."""
-LONGEST_MESSAGE: Final = 512
+MAX_MESSAGE_CHARS: Final = 512
 """Bytes of an error that the other ranks repeat."""
 _SOURCE_LINE: Final = re.compile(r"\[/\S+:\d+\] ")
 """Where in gloo's source an error arose."""
@@ -173,7 +173,7 @@ class Shards:
         except Exception as raised:
             error = raised
         text = "" if error is None else " ".join(str(error).split()) or type(error).__name__
-        mine = bytearray(text.encode()[:LONGEST_MESSAGE].ljust(LONGEST_MESSAGE, b"\0"))
+        mine = bytearray(text.encode()[:MAX_MESSAGE_CHARS].ljust(MAX_MESSAGE_CHARS, b"\0"))
         said = self.gather_(torch.frombuffer(mine, dtype=torch.uint8).to(self.device))
         if error is not None:
             raise error

@@ -37,7 +37,7 @@ WIDTH_INCHES: Final = 11.5
 TOP_INCHES: Final = 4.9
 ROW_INCHES: Final = 0.36
 """Height of a policy's row in the lower panel."""
-LONGEST_AT_POINT: Final = 22
+MAX_POINT_LABEL: Final = 22
 """Longest label beside a point, in characters."""
 
 
@@ -108,7 +108,7 @@ def _label_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Est
     taken = marker_boxes(axes, at)
     for point, cost in zip(points, costs, strict=True):
         taken += _bars(axes, cost, point.accuracy)
-    labels = [shorten_label(point.label, LONGEST_AT_POINT) for point in points]
+    labels = [shorten_label(point.label, MAX_POINT_LABEL) for point in points]
     label_points(axes, at, labels, taken)
 
 

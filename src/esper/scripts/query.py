@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from esper.karn.query.database import QueryResult
 
 
-MOST_COLUMNS = 12
+MAX_COLUMNS = 12
 """Columns of a table; wider rows are printed one value a line."""
 
 
@@ -94,7 +94,7 @@ def print_table(result: QueryResult, most: int) -> None:
     from esper.karn.query.answers import table_rows
 
     found = table_rows(result)
-    wide = len(result.columns) > MOST_COLUMNS
+    wide = len(result.columns) > MAX_COLUMNS
     names = ("row", "column", "value") if wide else result.columns
     table = Table(box=SIMPLE_HEAD)
     for name in names:

@@ -48,13 +48,13 @@ class TextFiles:
     """T: sequence length."""
     validation: int = 512
     """Sequences in each of val_control and val_score."""
-    most_test: int = 2048
+    max_test: int = 2048
     """Maximum number of test sequences."""
     block: int = 16
     """Sequences in a block."""
     test_share: float = 0.1
     """Fraction split off the end as test text if there is no separate one."""
-    most_bytes: int = 4_000_000
+    max_bytes: int = 4_000_000
     """Bytes read of each file; the rest is ignored."""
     end_mark: str = ""
     """End-of-text mark, replaced by one token; empty: none."""
@@ -67,9 +67,9 @@ class TextFiles:
                 f"vocab={self.vocab}: for {self.unit} give "
                 f"{BYTES if self.unit == 'bytes' else '2 or more'}"
             )
-        if min(self.context, self.block, self.most_test, self.validation) < 1:
+        if min(self.context, self.block, self.max_test, self.validation) < 1:
             raise EsperError(
-                f"context={self.context}, block={self.block}, most_test={self.most_test}, "
+                f"context={self.context}, block={self.block}, max_test={self.max_test}, "
                 f"validation={self.validation}: all must be 1 or more"
             )
         if self.validation % self.block:
@@ -100,7 +100,7 @@ class TextFiles:
         if len(test_L) <= self.context:
             raise damaged(path, f"the test text has {len(test_L)} tokens: too few", self.dataset)
         known = self._vocabulary(blocks[2])
-        test_L = test_L[: self.most_test * self.context + 1]
+        test_L = test_L[: self.max_test * self.context + 1]
         texts = (blocks[2], blocks[0], blocks[1], test_L[None])
         parts = {
             name: TaskPart(*sequences(tokens(text, known, self.unit), self.context))
@@ -111,12 +111,12 @@ class TextFiles:
 
     def _codes(self, path: Path) -> Codes:
         """Read a file as code points or bytes."""
-        content = read_file(path, self.most_bytes, self.dataset, cut=True)
+        content = read_file(path, self.max_bytes, self.dataset, cut=True)
         if self.unit == "bytes":
             mark = self.end_mark.encode()
             content = content.replace(mark, END.encode()) if mark else content
             return np.frombuffer(content, dtype=np.uint8).astype(np.uint32)
-        whole = len(content) < self.most_bytes
+        whole = len(content) < self.max_bytes
         try:
             text = codecs.getincrementaldecoder("utf-8")().decode(content, final=whole)
         except UnicodeDecodeError as error:

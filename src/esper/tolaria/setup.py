@@ -35,7 +35,7 @@ Buffers = tuple[Tensor, Tensor]
 """Inputs and targets of one train batch of all members."""
 
 VAL_BATCH: Final = 512
-LARGEST_VAL_BATCH: Final = 2048
+MAX_VAL_BATCH: Final = 2048
 VAL_IMAGES: Final = 2**16
 """Images per validation pass on a GPU, over all members."""
 LARGE_BATCH: Final = 2**17
@@ -64,7 +64,7 @@ def default_val_batch_size(members: int, device: torch.device) -> int:
     """Return the default validation batch size."""
     if device.type != "cuda":
         return VAL_BATCH
-    return max(VAL_BATCH, min(LARGEST_VAL_BATCH, VAL_IMAGES // members))
+    return max(VAL_BATCH, min(MAX_VAL_BATCH, VAL_IMAGES // members))
 
 
 def input_dtype(population: Population, precision: Precision) -> torch.dtype:

@@ -16,7 +16,7 @@ from esper.karn import views
 from esper.karn.report.life_lines import life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.report.page import page, write_page
-from esper.karn.report.sections import MOST_ROWS, thinned
+from esper.karn.report.sections import MAX_ROWS, thinned
 from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.line_plot import Series, line_plot, score_scale
@@ -154,7 +154,7 @@ def test_one_round_is_a_point_and_none_is_a_sentence():
 
 
 def test_long_tables_are_thinned_and_say_so():
-    rows = [(str(i),) for i in range(5 * MOST_ROWS)]
+    rows = [(str(i),) for i in range(5 * MAX_ROWS)]
     kept, note = thinned(rows)
-    assert (len(kept), kept[0], kept[-1]) == (MOST_ROWS, rows[0], rows[-1])
+    assert (len(kept), kept[0], kept[-1]) == (MAX_ROWS, rows[0], rows[-1])
     assert "2,000 rows" in note

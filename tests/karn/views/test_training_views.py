@@ -249,8 +249,8 @@ def test_a_cursor_returns_every_event_once_however_it_is_written(ppo, copy):
         for begin, end in zip([0, *cuts], cuts, strict=False):
             file.write(whole[begin:end])
             file.flush()
-            found += cursor.read(most_bytes=1000)
-    while new := cursor.read(most_bytes=1000):
+            found += cursor.read(max_bytes=1000)
+    while new := cursor.read(max_bytes=1000):
         found += new
     assert found == list(views.last_events(ppo, 10**6))
     assert cursor.read() == ()

@@ -17,7 +17,7 @@ from esper.karn.web import listing
 from esper.karn.web.access import access_for
 from esper.karn.web.app import make_app
 from esper.karn.web.assets import STATIC
-from esper.karn.web.feed import MOST_POINTS, RunFeed, thinned
+from esper.karn.web.feed import MAX_POINTS, RunFeed, thinned
 from esper.karn.web.places import RunsFolder, id_of
 from esper.leyline.text import visible
 from esper.storage.folder_lock import FolderLock
@@ -114,9 +114,9 @@ def test_stages_have_the_words_and_colours_of_karn(client):
 
 
 def test_a_long_run_is_thinned_evenly_and_keeps_its_last_round():
-    kept = thinned(range(10 * MOST_POINTS))
-    assert len(kept) == MOST_POINTS
-    assert (kept[0], kept[-1]) == (0, 10 * MOST_POINTS - 1)
+    kept = thinned(range(10 * MAX_POINTS))
+    assert len(kept) == MAX_POINTS
+    assert (kept[0], kept[-1]) == (0, 10 * MAX_POINTS - 1)
     assert {b - a for a, b in pairwise(kept)} == {10, 11}
 
 
@@ -157,7 +157,7 @@ def test_a_socket_of_no_run_is_closed_with_the_reason(client):
 
 
 def test_only_so_many_pages_follow_runs_at_once(client, monkeypatch):
-    monkeypatch.setattr("esper.karn.web.live.MOST_SOCKETS", 1)
+    monkeypatch.setattr("esper.karn.web.live.MAX_SOCKETS", 1)
     with client.websocket_connect(f"{SOCKETS}/api/runs/cmp/live") as one:
         one.receive_json()
         with (

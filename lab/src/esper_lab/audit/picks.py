@@ -34,7 +34,7 @@ SHOWN: Final = ("table", "regression", "patience", "predict", "best")
 """Built-in policies whose picks are shown."""
 SEARCH: Final = "asha:"
 """How names of searches begin; the number of topologies follows."""
-LARGEST_SEARCH: Final = 16
+MAX_SEARCH_RUNS: Final = 16
 """Topologies of the search that is shown, if there are as many."""
 
 
@@ -162,7 +162,7 @@ def accuracy_on_test(bench: Bench, found: EpisodeOutcomes) -> Floats:
 
 def _search(priced: Bench, price: float, seed: int) -> Pick:
     """Successive halving in every context on every host."""
-    size = min(LARGEST_SEARCH, len(priced.topologies))
+    size = min(MAX_SEARCH_RUNS, len(priced.topologies))
     context_N, host_N = _everywhere(priced.context_C, priced.hosts)
     episodes = SimulatedEpisodes(priced, len(context_N))
     episodes.reset_to(context_N, host_N, np.zeros_like(host_N), seed)

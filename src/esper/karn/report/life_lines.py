@@ -19,7 +19,7 @@ from esper.plotting.html import Markup, markup, tag
 from esper.plotting.line_plot import LEFT, RIGHT, Series, canvas, line_panel, nothing
 from esper.plotting.svg_axes import Scale, x_axis
 
-MOST_MEMBERS: Final = 8
+MAX_MEMBERS: Final = 8
 """Members drawn; the table has all."""
 ROW: Final = 17.0
 GAP: Final = 10.0
@@ -40,7 +40,7 @@ def life_lines(
     length: int = 0,
 ) -> Markup:
     """The picture of one round; `length`: steps of an episode."""
-    members = sorted({life.member for life in lives})[:MOST_MEMBERS]
+    members = sorted({life.member for life in lives})[:MAX_MEMBERS]
     ends = [span.end or span.first + 1 for life in lives for span in life.stages]
     length = max([length, *ends, *(point.step + 1 for point in steps)], default=0)
     if not lives or not length:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report.life_lines import MOST_MEMBERS, life_lines
+from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.documents import objects, read_entries, real, texts
 from esper.leyline.statistics import Estimate
@@ -17,7 +17,7 @@ from esper.plotting.html import Markup, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
 from esper.storage import run_files as f
 
-MOST_ROWS: Final = 400
+MAX_ROWS: Final = 400
 """Rows of a table; a longer one is thinned out, so that the page stays small."""
 Section = tuple[str, list[Markup]]
 
@@ -35,11 +35,11 @@ def interval(found: Estimate, form: str = ".4f") -> str:
 
 
 def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
-    """At most `MOST_ROWS` rows evenly spread, and a note on what was left out."""
-    if len(rows) <= MOST_ROWS:
+    """At most `MAX_ROWS` rows evenly spread, and a note on what was left out."""
+    if len(rows) <= MAX_ROWS:
         return list(rows), ""
-    step = len(rows) / MOST_ROWS
-    kept = [rows[int(i * step)] for i in range(MOST_ROWS - 1)] + [rows[-1]]
+    step = len(rows) / MAX_ROWS
+    kept = [rows[int(i * step)] for i in range(MAX_ROWS - 1)] + [rows[-1]]
     return kept, f" ({len(kept)} of {len(rows):,} rows; esper query has all)"
 
 
@@ -91,7 +91,7 @@ def seeds(run: Path) -> Section:
     slots = setup.slots if setup else sorted({life.slot for life in lives})
     drawn = life_lines(lives, slots, steps, measured, setup.episode_length if setup else 0)
     caption = (
-        f"The newest round, its first {MOST_MEMBERS} members with seeds: one row per slot. A seed "
+        f"The newest round, its first {MAX_MEMBERS} members with seeds: one row per slot. A seed "
         f"fills more of its row the further it is. Contribution: accuracy lost without the seed, "
         f"mean over seeds; the band holds the middle half."
     )

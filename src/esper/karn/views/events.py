@@ -19,7 +19,7 @@ from esper.storage.run_files import EVENTS
 _BLOCK: Final = 1 << 16
 _SPECIAL: Final = re.compile(rb"[\\\x7f-\xff]|[0-9]{30}")
 """What a line has that may hold characters to be made visible, or too large a number."""
-LONGEST_READ: Final = 8 << 20
+MAX_READ_BYTES: Final = 8 << 20
 """Bytes that one `EventCursor.read` takes at most."""
 
 
@@ -88,8 +88,8 @@ class EventCursor:
         """Bytes read so far, always whole lines."""
         return self._offset
 
-    def read(self, most_bytes: int = LONGEST_READ) -> tuple[EventLine, ...]:
-        """New complete events in order, of about `most_bytes`; empty if there are none."""
+    def read(self, max_bytes: int = MAX_READ_BYTES) -> tuple[EventLine, ...]:
+        """New complete events in order, of about `max_bytes`; empty if there are none."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -98,11 +98,11 @@ class EventCursor:
             if file.seek(0, os.SEEK_END) < self._offset:  # replaced by another file
                 self._offset = self._lines = 0
             file.seek(self._offset)
-            found = file.read(most_bytes)
+            found = file.read(max_bytes)
             end = found.rfind(b"\n") + 1
-            while not end and len(found) == most_bytes:  # a line longer than the limit
-                more = file.read(most_bytes)
-                found, most_bytes = found + more, len(found) + len(more)
+            while not end and len(found) == max_bytes:  # a line longer than the limit
+                more = file.read(max_bytes)
+                found, max_bytes = found + more, len(found) + len(more)
                 end = found.rfind(b"\n") + 1
                 if not more:
                     break

@@ -8,8 +8,8 @@ from typing import Final
 from esper.leyline.codec import Json
 from esper.leyline.errors import shorten
 
-LONGEST_TEXT: Final = 240
-_LONGEST_VALUE: Final = 80
+MAX_TEXT_CHARS: Final = 240
+_MAX_VALUE_CHARS: Final = 80
 
 
 def payload_text(payload: Mapping[str, Json]) -> str:
@@ -19,7 +19,7 @@ def payload_text(payload: Mapping[str, Json]) -> str:
     'score 0.1235, member_E 2 values'
     """
     parts = [f"{name} {_text(value)}" for name, value in payload.items() if value is not None]
-    return shorten(", ".join(parts), LONGEST_TEXT)
+    return shorten(", ".join(parts), MAX_TEXT_CHARS)
 
 
 def _text(value: Json) -> str:
@@ -31,4 +31,4 @@ def _text(value: Json) -> str:
         return f"{len(value)} values"
     if isinstance(value, dict):
         return f"{len(value)} fields"
-    return shorten(" ".join(str(value).split()), _LONGEST_VALUE)
+    return shorten(" ".join(str(value).split()), _MAX_VALUE_CHARS)

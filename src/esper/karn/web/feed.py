@@ -25,13 +25,13 @@ from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
 from esper.storage import run_files as f
 
-MOST_POINTS: Final = 2000
+MAX_POINTS: Final = 2000
 """Points of a series in a message; of more, evenly spaced ones are sent."""
 OVERLAP: Final = 2
 """Newest rounds that are read again: parts of a round reach the disk one after the other."""
-MOST_CURVES: Final = 60
+MAX_CURVES: Final = 60
 """Curves of networks in a message, those with the highest scores."""
-MOST_EVENTS: Final = 100
+MAX_EVENTS: Final = 100
 """Events in a message, the newest."""
 
 Point = TypeVar("Point")
@@ -61,7 +61,7 @@ class RunFeed:
         with naming_damage(self._run):
             message = self._message(self._cursor.poll())
             if self._cursor.kind is RunKind.TRAIN:
-                events = self._read("events", lambda: views.last_events(self._run, MOST_EVENTS))
+                events = self._read("events", lambda: views.last_events(self._run, MAX_EVENTS))
                 message["events"] = [event_entry(event) for event in events]
             return message
 
@@ -88,7 +88,7 @@ class RunFeed:
             self._newest = dict.fromkeys(self._newest, update.rounds[0].round - 1)
         found: dict[str, Json] = {
             "setup": to_plain(self._read("setup", lambda: [views.read_setup(self._run)])[:1]),
-            "events": [event_entry(event) for event in update.events[-MOST_EVENTS:]],
+            "events": [event_entry(event) for event in update.events[-MAX_EVENTS:]],
         }
         for name, reader in _SERIES.items():
             found[name] = self._points(name, self._read_after(name, reader))
@@ -120,7 +120,7 @@ class RunFeed:
         curves = self._read("curves", lambda: views.read_curves(run))
         return {
             "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
-            "curves": to_plain(curves[:MOST_CURVES]),
+            "curves": to_plain(curves[:MAX_CURVES]),
             "curves_total": len(curves),
             "contenders": to_plain(self._read("contenders", lambda: views.read_contenders(run))),
         }
@@ -134,7 +134,7 @@ class RunFeed:
             return ()
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     """At most `most` evenly spaced points, the last one among them.
 
     >>> thinned(range(10), 4)

@@ -14,7 +14,7 @@ from esper.karn.web.feed import RunFeed
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
 
-MOST_SOCKETS: Final = 64
+MAX_SOCKETS: Final = 64
 """Pages that can follow runs at the same time."""
 POLL_SECONDS: Final = 1.0
 ENDED_POLL_SECONDS: Final = 4.0
@@ -23,7 +23,7 @@ SEND_SECONDS: Final = 10.0
 """For a page to take a message."""
 TRY_LATER: Final = 1013
 POLICY_VIOLATION: Final = 1008
-LONGEST_REASON: Final = 100
+MAX_REASON_CHARS: Final = 100
 """Characters; a close frame takes 123 bytes."""
 
 
@@ -36,8 +36,8 @@ class LiveSockets:
     async def follow(self, socket: WebSocket, make_feed: Callable[[], RunFeed]) -> None:
         """Serve one socket until its page goes away."""
         await socket.accept()
-        if self._open >= MOST_SOCKETS:
-            await socket.close(TRY_LATER, f"{MOST_SOCKETS} pages follow runs already")
+        if self._open >= MAX_SOCKETS:
+            await socket.close(TRY_LATER, f"{MAX_SOCKETS} pages follow runs already")
             return
         self._open += 1
         try:
@@ -45,7 +45,7 @@ class LiveSockets:
         except (WebSocketDisconnect, TimeoutError):
             pass
         except (EsperError, OSError) as error:
-            reason = str(error).encode("ascii", "replace").decode()[:LONGEST_REASON]
+            reason = str(error).encode("ascii", "replace").decode()[:MAX_REASON_CHARS]
             await socket.close(POLICY_VIOLATION, reason)
         finally:
             self._open -= 1

@@ -22,7 +22,7 @@ from esper.storage.run_files import REPORT_PAGE
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,200}")
 _DEEPEST: Final = 3
 """Folders below a run that records are in (events/TYPE/part)."""
-LARGEST_REPORT: Final = 64 << 20
+MAX_REPORT_BYTES: Final = 64 << 20
 """Bytes of a report page that is served."""
 
 
@@ -103,7 +103,7 @@ class RunsFolder:
             raise NotServedError(f"{path.parent.name} has no report page yet") from None
         with os.fdopen(file, "rb") as page:
             found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_REPORT:
+            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_REPORT_BYTES:
                 raise NotServedError(f"{path.parent.name}: its report page is no ordinary file")
             return page.read()
 

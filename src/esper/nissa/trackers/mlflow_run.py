@@ -17,7 +17,7 @@ from esper.nissa.trackers.protocol import TrackedRun, TrackerState, flatten
 FOLDER: Final = "mlflow"
 DATABASE: Final = "mlflow.db"
 EXPERIMENT: Final = "esper"
-LONGEST_PARAM: Final = 500
+MAX_PARAM_CHARS: Final = 500
 """Characters of a setting; the least that any store of MLflow takes."""
 _STATUS: Final = {
     RunStatus.COMPLETED: "FINISHED",
@@ -50,7 +50,7 @@ class MlflowRun:
         artifacts = None if place else (home / "artifacts").as_uri()
         found = self._client.create_run(self._experiment(artifacts), run_name=run.name)
         self.state = TrackerState(found.info.run_id, place)
-        params = [Param(k, str(v)[:LONGEST_PARAM]) for k, v in flatten(run.settings)]
+        params = [Param(k, str(v)[:MAX_PARAM_CHARS]) for k, v in flatten(run.settings)]
         for at in range(0, len(params), 100):  # as many as MLflow takes at once
             self._client.log_batch(found.info.run_id, params=params[at : at + 100])
 

@@ -25,12 +25,12 @@ C = TypeVar("C")
 
 REFUSED: Final = 2
 INTERRUPTED: Final = 130
-LONGEST_WORD: Final = 200
+MAX_WORD_CHARS: Final = 200
 """Maximum characters of a path or other value in an error message."""
-LONGEST_MESSAGE: Final = 300
+MAX_MESSAGE_CHARS: Final = 300
 """Maximum characters of another library's message."""
 SMALLER: Final = "lower --envs, --batch-size, --episode-length, --width or --embedding"
-_LONG_WORD: Final = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
+_LONG_WORD: Final = re.compile(rf"\S{{{MAX_WORD_CHARS + 1},}}")
 
 
 def run_command(
@@ -97,13 +97,13 @@ def _advice(error: OSError) -> str:
 
 def _first_line(error: BaseException) -> str:
     first, *_ = str(error).splitlines() or [type(error).__name__]
-    return shorten(first, LONGEST_MESSAGE)
+    return shorten(first, MAX_MESSAGE_CHARS)
 
 
 def _shorten_words(line: str) -> str:
     """Shorten long paths and values, and join lines; what files hold is not obeyed."""
     line = visible(" ".join(line.splitlines()))  # a path may hold a line break
-    return _LONG_WORD.sub(lambda word: shorten(word[0], LONGEST_WORD), line)
+    return _LONG_WORD.sub(lambda word: shorten(word[0], MAX_WORD_CHARS), line)
 
 
 def read_command_line(
@@ -151,4 +151,4 @@ def one_line(boxed: str) -> str:
             paragraphs[-1].append(line.strip("│ "))
     filled = [" ".join(lines).strip() for lines in paragraphs if any(lines)]
     message, *_ = filled if boxed.startswith("╭") else filled[1:]
-    return shorten(message, LONGEST_MESSAGE).rstrip(".")
+    return shorten(message, MAX_MESSAGE_CHARS).rstrip(".")

@@ -14,7 +14,7 @@ from esper.leyline.errors import EsperError, shown
 from esper.scripts.cli.flags import flag_value
 from esper.tasks.task_files import is_file_reference
 
-LONGEST_NAME: Final = 200
+MAX_NAME_CHARS: Final = 200
 """Maximum characters of an unprintable name in a message."""
 
 
@@ -31,7 +31,7 @@ def require_trust(task: str, argv: Sequence[str], source: Path | None, trusted: 
         or flag_value(argv, "--task") == task
     ):
         return
-    name = shlex.quote(task) if task.isprintable() else shown(task, LONGEST_NAME)
+    name = shlex.quote(task) if task.isprintable() else shown(task, MAX_NAME_CHARS)
     if not _agreed(f"{source} names the task file {name}. Run its code?"):
         raise EsperError(
             f"{source} names the task file {name}, which is not run without your consent: add "

@@ -17,7 +17,7 @@ from esper.simic.training.runs.folder import members_dir
 from esper.storage.atomic import printable
 from esper.tamiyo.grammar import ParsedPolicy
 
-LONGEST_NAME: Final = 80
+MAX_NAME_CHARS: Final = 80
 """Maximum characters of a policy in a file name."""
 
 
@@ -37,18 +37,18 @@ def file_name_of(policy: ParsedPolicy) -> str:
     """
     text = printable(policy.text)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-")
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= MAX_NAME_CHARS:
         return name
-    return f"{name[:LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{name[:MAX_NAME_CHARS]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def run_name_of(policy: ParsedPolicy) -> str:
     """The policy as a run name."""
     name = file_name_of(policy)
-    if len(name) <= LONGEST_NAME:
+    if len(name) <= MAX_NAME_CHARS:
         return name
     tail = name[-9:]  # the checksum
-    return name[: LONGEST_NAME - len(tail)] + tail
+    return name[: MAX_NAME_CHARS - len(tail)] + tail
 
 
 def report_train(config: Train, trained: Trained) -> None:

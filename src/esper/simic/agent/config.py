@@ -17,7 +17,7 @@ from esper.tamiyo.network_config import NetworkConfig
 
 NO_PREFIX: Final = tyro.conf.arg(name="")
 """Flags of a nested config are named without its prefix."""
-LARGEST_WEIGHT: Final = 1e6
+MAX_WEIGHT: Final = 1e6
 """Maximum weight of a loss term; below it float32 does not overflow."""
 
 
@@ -74,10 +74,10 @@ class PPOConfig:
             value = getattr(self, name)
             holds = value is None or 0.0 < value < math.inf
             _require(name, value, holds, "above 0, and finite")
-        _require_within("value_coef", self.value_coef, LARGEST_WEIGHT)
+        _require_within("value_coef", self.value_coef, MAX_WEIGHT)
         self._check_head_entropy(self.head_entropy)
         self.learning_rate.require_within("PPOConfig.learning_rate", 0.0, 1.0)
-        self.entropy.require_within("PPOConfig.entropy", 0.0, LARGEST_WEIGHT)
+        self.entropy.require_within("PPOConfig.entropy", 0.0, MAX_WEIGHT)
         self.exploration.require_within("PPOConfig.exploration", 0.0, 1.0)
 
     @staticmethod
@@ -85,7 +85,7 @@ class PPOConfig:
         found, heads = len(weights), len(ActionHead)
         _require("head_entropy", weights, found == heads, f"one number per head, {heads} of them")
         for head, weight in zip(ActionHead, weights, strict=True):
-            _require_within(f"head_entropy of {head.name}", weight, LARGEST_WEIGHT)
+            _require_within(f"head_entropy of {head.name}", weight, MAX_WEIGHT)
 
 
 def _require_within(name: str, value: float, most: float) -> None:

@@ -62,7 +62,7 @@ RETENTION: Final = "retention.json"
 LevelName = Literal["off", "minimal", "normal", "debug"]
 """Lower-case name of a `TelemetryLevel`."""
 
-LONGEST_NAME: Final = 80
+MAX_NAME_CHARS: Final = 80
 """Maximum characters of a run name and of the task part of its folder name."""
 
 _Record = TypeVar("_Record")
@@ -189,12 +189,12 @@ class RunFolder:
                 f"run name {shown(name)}: use letters, digits, '.', '_' and '-', the first a "
                 f"letter or digit"
             )
-        if len(name) > LONGEST_NAME:
+        if len(name) > MAX_NAME_CHARS:
             raise EsperError(
-                f"run name {shown(name)}: {len(name)} characters, use {LONGEST_NAME} or fewer"
+                f"run name {shown(name)}: {len(name)} characters, use {MAX_NAME_CHARS} or fewer"
             )
         label = task or Path(config.task.name).name
-        label = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:LONGEST_NAME]
+        label = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:MAX_NAME_CHARS]
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = root / f"{label}__{name}__{config.seed}__{stamp}"
         return cls._create(path, name, config, session, _rename_to_free_name)

@@ -65,7 +65,7 @@ MAY_CHANGE: Final = (
 task, population, network, reward, seed."""
 
 
-LONGEST_VALUE: Final = 200
+MAX_VALUE_CHARS: Final = 200
 """Maximum characters of a setting's value to print or record."""
 
 
@@ -221,7 +221,7 @@ class _Difference:
 def _value(value: Json) -> str:
     """Printable text of a value, shortened."""
     text = str(value)
-    return shorten(text if text.isprintable() else repr(text), LONGEST_VALUE)
+    return shorten(text if text.isprintable() else repr(text), MAX_VALUE_CHARS)
 
 
 def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
@@ -242,8 +242,8 @@ def _may_change(change: _Difference) -> bool:
 
 def _mismatch(where: str, found: Sequence[_Difference]) -> EsperError:
     listed = "; ".join(
-        f"{it.name} is {shown(it.before, LONGEST_VALUE)} there and "
-        f"{shown(it.now, LONGEST_VALUE)} here"
+        f"{it.name} is {shown(it.before, MAX_VALUE_CHARS)} there and "
+        f"{shown(it.now, MAX_VALUE_CHARS)} here"
         for it in found
     )
     return EsperError(
@@ -276,7 +276,7 @@ def task_file_change(path: Path, config: TrainingConfig) -> tuple[str, ...]:
     now = task_file_digest(config.task.name)
     if not digests or not now or digests[-1] == now:
         return ()
-    name = shorten(config.task.name, LONGEST_VALUE)
+    name = shorten(config.task.name, MAX_VALUE_CHARS)
     return (f"task file {name} changed: SHA-256 {digests[-1][:12]}... -> {now[:12]}...",)
 
 
