@@ -8,7 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from esper.karn.growth_picture import MAX_MEMBERS, Curve, LifeLines, draw_growth
-from esper.karn.stages import STAGE_COLOURS, STAGE_NOTES, STAGE_WORDS
+from esper.karn.stages import STAGE_COLOURS, STAGE_NOTES
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 from esper.storage.atomic import write_atomic
@@ -58,10 +58,10 @@ def test_life_lines_show_the_stage(tmp_path: Path, stage: SeedStage):
         assert shown == (other is stage)
 
 
-def test_every_stage_has_its_own_word_and_colour():
-    assert set(STAGE_WORDS) == set(STAGE_COLOURS) == set(SeedStage)
+def test_every_stage_has_its_own_colour():
+    assert set(STAGE_COLOURS) == set(SeedStage)
     assert set(STAGE_NOTES) <= set(SeedStage)
-    assert len(set(STAGE_WORDS.values())) == len(set(STAGE_COLOURS.values())) == len(SeedStage)
+    assert len(set(STAGE_COLOURS.values())) == len(SeedStage)
 
 
 def test_large_populations_do_not_make_endless_pictures(tmp_path: Path):

@@ -203,25 +203,25 @@ def test_seeds_by_stage_follow_the_slots():
     screen.tell(started(rounds=1, length=10))
     screen.tell(moved(0, 0, 0, 0, stage.GERMINATED, SeedGerminated))
     screen.tell(moved(0, 0, 1, 1, stage.GERMINATED, SeedGerminated), step_done(0, 0))
-    assert screen.progress[-1].endswith("seeds: 2 sown")
+    assert screen.progress[-1].endswith("seeds: 2 germinated")
     screen.tell(moved(0, 1, 0, 0, stage.TRAINING), step_done(0, 1))
-    assert screen.progress[-1].endswith("seeds: 1 sown, 1 incubating")
+    assert screen.progress[-1].endswith("seeds: 1 germinated, 1 training")
     screen.tell(moved(0, 2, 1, 1, stage.PRUNED, SeedPruned), step_done(0, 2))
-    assert screen.progress[-1].endswith("seeds: 1 incubating")
+    assert screen.progress[-1].endswith("seeds: 1 training")
     screen.tell(moved(0, 3, 0, 0, stage.FOSSILIZED, SeedFossilized))
     screen.tell(moved(0, 3, 1, 1, stage.EMBARGOED), step_done(0, 3))
-    assert screen.progress[-1].endswith("seeds: 1 permanent")
+    assert screen.progress[-1].endswith("seeds: 1 fossilized")
     # told twice (as a move and as a germination) is counted once
     screen.tell(moved(0, 4, 2, 0, stage.GERMINATED))
     screen.tell(moved(0, 4, 2, 0, stage.GERMINATED, SeedGerminated), step_done(0, 4))
-    assert screen.progress[-1].endswith("seeds: 1 sown, 1 permanent")
+    assert screen.progress[-1].endswith("seeds: 1 germinated, 1 fossilized")
 
 
 def test_end_of_a_round_brings_the_true_counts_and_the_next_starts_empty():
     screen = Screen()
     screen.tell(started(rounds=2, length=5), moved(0, 0, 0, 0, SeedStage.TRAINING))
     screen.tell(round_done(0, 2, DORMANT=2, HOLDING=1, FOSSILIZED=3, PRUNED=2))
-    assert screen.progress[-1].endswith("seeds: 1 probation, 3 permanent")
+    assert screen.progress[-1].endswith("seeds: 1 holding, 3 fossilized")
     screen.tell(step_done(1, 0))
     assert screen.progress[-1].endswith("seeds: none")
 
@@ -254,7 +254,7 @@ def test_without_seed_events_live_seeds_are_shown():
     screen.tell(started(rounds=2, length=5), step_done(0, 0, live=3))
     assert screen.progress[-1].endswith("seeds: 3 live")
     screen.tell(round_done(0, 2, HOLDING=3), step_done(1, 0, live=2))
-    assert screen.progress[-2].endswith("seeds: 3 probation")
+    assert screen.progress[-2].endswith("seeds: 3 holding")
     assert screen.progress[-1].endswith("seeds: 2 live")
 
 

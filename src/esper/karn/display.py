@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from esper.karn.stages import STAGE_WORDS
+from esper.karn.stages import stage_name
 from esper.leyline.stages import SeedStage
 from esper.plotting.durations import format_duration
 
@@ -55,9 +55,9 @@ def format_speed(member_steps_per_second: float, left: str) -> str:
 
 
 def format_seeds(seeds: Mapping[SeedStage, int]) -> str:
-    """`seeds: 20 blending, 4 probation`; stages without seeds are omitted."""
+    """`seeds: 20 blending, 4 holding`; stages without seeds are omitted."""
     counts = ", ".join(
-        f"{count} {STAGE_WORDS[stage]}" for stage, count in sorted(seeds.items()) if count
+        f"{count} {stage_name(stage)}" for stage, count in sorted(seeds.items()) if count
     )
     return f"seeds: {counts or 'none'}"
 

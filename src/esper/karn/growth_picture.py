@@ -14,10 +14,10 @@ import numpy as np
 
 from esper.karn.stages import (
     LEAVING_COLOUR,
-    LEAVING_WORD,
+    LEAVING_NAME,
     STAGE_COLOURS,
     STAGE_NOTES,
-    STAGE_WORDS,
+    stage_name,
 )
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats
 from esper.leyline.errors import EsperError
@@ -174,12 +174,12 @@ def _stage_legend(lives: LifeLines) -> list[Patch]:
 
     settled = lives.stage_TES[~lives.leaving_TES]
     shown = [
-        (STAGE_COLOURS[stage], ": ".join(filter(None, (word, STAGE_NOTES.get(stage)))))
-        for stage, word in STAGE_WORDS.items()
+        (STAGE_COLOURS[stage], ": ".join(filter(None, (stage_name(stage), STAGE_NOTES.get(stage)))))
+        for stage in STAGE_COLOURS
         if (settled == stage).any()
     ]
     if lives.leaving_TES.any():
-        shown.append((LEAVING_COLOUR, LEAVING_WORD))
+        shown.append((LEAVING_COLOUR, LEAVING_NAME))
     return [Patch(facecolor=colour, label=text, edgecolor="#999999") for colour, text in shown]
 
 

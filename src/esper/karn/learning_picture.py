@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from esper.karn.stages import STAGE_WORDS
+from esper.karn.stages import stage_name
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.errors import EsperError
@@ -86,7 +86,7 @@ def action_shares(curves: LearningCurves) -> dict[str, Doubles]:
         for stage in SeedStage:
             share_U = curves.chosen_UOZ[:, op, stage] / np.maximum(total_U, 1)
             if share_U.max() > SMALL_SHARE:
-                shares[f"{op.name}, {STAGE_WORDS.get(stage, stage.name.lower())}"] = share_U
+                shares[f"{op.name}, {stage_name(stage)}"] = share_U
             else:
                 other_U += share_U
     return shares | {"other": other_U} if other_U.any() else shares

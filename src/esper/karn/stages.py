@@ -10,21 +10,6 @@ from esper.leyline.stages import SeedStage
 
 _S = SeedStage
 
-STAGE_WORDS: Final[Mapping[SeedStage, str]] = MappingProxyType(
-    {
-        _S.DORMANT: "empty",
-        _S.GERMINATED: "sown",
-        _S.TRAINING: "incubating",
-        _S.BLENDING: "blending",
-        _S.HOLDING: "probation",
-        _S.FOSSILIZED: "permanent",
-        _S.PRUNED: "pruned",
-        _S.EMBARGOED: "embargoed",
-        _S.RESETTING: "resetting",
-        _S.PLANTED: "planted",
-    }
-)
-
 STAGE_NOTES: Final[Mapping[SeedStage, str]] = MappingProxyType(
     {
         _S.TRAINING: "shadow only",
@@ -50,6 +35,11 @@ STAGE_COLOURS: Final[Mapping[SeedStage, str]] = MappingProxyType(
     }
 )
 
-LEAVING_WORD: Final = "blending out"
+LEAVING_NAME: Final = "blending out"
 LEAVING_COLOUR: Final = "#e5737f"
 """A pruned seed while its alpha falls to 0; its stage is still BLENDING."""
+
+
+def stage_name(stage: SeedStage) -> str:
+    """The stage as it is called in the code, in small letters."""
+    return stage.name.lower()

@@ -118,7 +118,7 @@ def test_a_life_line_is_as_long_as_its_stages(run):
     one = replace(life, stages=(views.StageSpan("TRAINING", 2, 6),))
     drawn = life_lines([one], [one.slot], length=8)
     assert spans(drawn)[0] == pytest.approx((740 - 76) * 4 / 8, abs=0.1)
-    assert "incubating" in drawn
+    assert "training" in drawn
     still = replace(life, stages=(views.StageSpan("HOLDING", 4, None),))
     assert spans(life_lines([still], [one.slot], length=8))[0] == pytest.approx(332, abs=0.1)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from esper.karn import views
-from esper.karn.stages import STAGE_WORDS
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import STAGE_MARKS
+from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import Estimate
 from tui_support import ShotApp, normalised, screen_text, training_shot
 
@@ -64,7 +64,7 @@ def test_large_terminal_shows_every_panel_at_once():
 
 @pytest.mark.parametrize(
     ("key", "word"),
-    [("1", "95 % interval"), ("2", "conv_light"), ("3", "incubating"), ("4", "entropy"),
+    [("1", "95 % interval"), ("2", "conv_light"), ("3", "training"), ("4", "entropy"),
      ("5", "member-steps/s"), ("6", "no event is recorded yet")],
 )  # fmt: skip
 def test_small_terminal_shows_one_panel_by_number(key, word):
@@ -77,8 +77,8 @@ def test_small_terminal_shows_one_panel_by_number(key, word):
 def test_life_lines_read_without_colour():
     lines = shown(training_shot(), SMALL, ("3",)).splitlines()
     (line,) = [one for one in lines if "norm" in one]
-    assert line.split()[-1] == "ssiiiibbbboooooo" + "P" * 24  # two columns a step
-    assert len(set(STAGE_MARKS.values())) == len(STAGE_WORDS)
+    assert line.split()[-1] == "ggttttbbbbhhhhhh" + "F" * 24  # two columns a step
+    assert len(set(STAGE_MARKS.values())) == len(SeedStage)
 
 
 @pytest.mark.parametrize(

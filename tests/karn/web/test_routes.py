@@ -11,7 +11,6 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from esper.karn.stages import STAGE_WORDS
 from esper.karn.views import RunCursor
 from esper.karn.web import listing
 from esper.karn.web.access import access_for
@@ -19,6 +18,7 @@ from esper.karn.web.app import make_app
 from esper.karn.web.assets import STATIC
 from esper.karn.web.feed import MAX_POINTS, RunFeed, thinned
 from esper.karn.web.places import RunsFolder, id_of
+from esper.leyline.stages import SeedStage
 from esper.leyline.text import visible
 from esper.storage.folder_lock import FolderLock
 from web_support import HOSTILE, SOCKETS
@@ -110,7 +110,7 @@ def test_a_round_that_is_none_is_refused(client, query):
 
 def test_stages_have_the_words_and_colours_of_karn(client):
     found = client.get("/api/stages").json()
-    assert [one["stage"] for one in found] == [stage.name for stage in STAGE_WORDS]
+    assert [one["stage"] for one in found] == [stage.name for stage in SeedStage]
 
 
 def test_a_long_run_is_thinned_evenly_and_keeps_its_last_round():

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
+from esper.karn.stages import STAGE_COLOURS, stage_name
 from esper.karn.views.contributions import Contribution, contribution_by_step
 from esper.karn.views.seeds import SeedLife
 from esper.karn.views.steps import StepPoint
@@ -115,9 +115,9 @@ def _life(life: SeedLife, x: Scale, base: float, now: int) -> Markup:
         stage = SeedStage[span.stage]
         end = max(now, span.first) if span.end is None else span.end
         height = max(1.5, (ROW - 4) * FULLNESS.get(stage, 0.0))
-        words = f"{life.blueprint}, {STAGE_WORDS[stage]}: steps {span.first} to {end}"
+        title = f"{life.blueprint}, {stage_name(stage)}: steps {span.first} to {end}"
         parts.append(
-            tag("rect", tag("title", words), x=x(span.first), y=base - height,
+            tag("rect", tag("title", title), x=x(span.first), y=base - height,
                 width=max(0.5, x(end) - x(span.first)), height=height,
                 fill=STAGE_COLOURS[stage], class_="life"),
         )  # fmt: skip
@@ -130,13 +130,13 @@ def _legend(lives: Sequence[SeedLife], y: float) -> Markup:
     parts, at = [], LEFT
     for stage in (stage for stage in FULLNESS if stage.name in seen):
         height = (ROW - 4) * FULLNESS[stage]
-        word = STAGE_WORDS[stage]
+        name = stage_name(stage)
         parts += [
             tag("rect", x=at, y=y - height, width=22, height=height, fill=STAGE_COLOURS[stage],
                 class_="life"),
-            tag("text", word, x=at + 28, y=y, class_="note"),
+            tag("text", name, x=at + 28, y=y, class_="note"),
         ]  # fmt: skip
-        at += 50 + 7.0 * len(word)
+        at += 50 + 7.0 * len(name)
     if cooling:
         parts += [
             tag("rect", x=at, y=y - 1.5, width=22, height=1.5, class_="life",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from esper.karn.stages import STAGE_WORDS
+from esper.karn.stages import stage_name
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import stage_mark, stage_style
@@ -74,9 +74,9 @@ def _slot(slot: SlotState, room: int) -> Text:
     if room < 5:
         return mark
     if room < _NAMED_SLOT:
-        found = Text.assemble(mark, f" {slot.blueprint or STAGE_WORDS[stage]}")
+        found = Text.assemble(mark, f" {slot.blueprint or stage_name(stage)}")
     else:
-        word = Text(f" {STAGE_WORDS[stage]} ", style=stage_style(stage))
+        word = Text(f" {stage_name(stage)} ", style=stage_style(stage))
         found = Text.assemble(mark, word, f" {slot.blueprint}")
     found.truncate(max(room, 2), overflow="ellipsis")
     return found

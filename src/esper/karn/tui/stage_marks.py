@@ -6,17 +6,17 @@ from typing import Final
 
 from rich.text import Text
 
-from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
+from esper.karn.stages import STAGE_COLOURS, stage_name
 from esper.leyline.stages import SeedStage
 
 _S = SeedStage
 STAGE_MARKS: Final = {
     _S.DORMANT: "·",
-    _S.GERMINATED: "s",
-    _S.TRAINING: "i",
+    _S.GERMINATED: "g",
+    _S.TRAINING: "t",
     _S.BLENDING: "b",
-    _S.HOLDING: "o",
-    _S.FOSSILIZED: "P",
+    _S.HOLDING: "h",
+    _S.FOSSILIZED: "F",
     _S.PRUNED: "x",
     _S.EMBARGOED: "-",
     _S.RESETTING: "~",
@@ -42,6 +42,6 @@ def stage_mark(stage: SeedStage, width: int = 1) -> Text:
 
 
 def stage_legend(stages: tuple[SeedStage, ...] = tuple(SeedStage)) -> Text:
-    """`s sown  i incubating ...`"""
-    words = [Text.assemble(stage_mark(one), f"\u00a0{STAGE_WORDS[one]}") for one in stages]
-    return Text("  ").join(words)
+    """`g germinated  t training ...`"""
+    names = [Text.assemble(stage_mark(one), f"\u00a0{stage_name(one)}") for one in stages]
+    return Text("  ").join(names)

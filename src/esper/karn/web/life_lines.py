@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
+from esper.karn.stages import STAGE_COLOURS, stage_name
 from esper.karn.views.contributions import contribution_by_step
 from esper.karn.views.damage import reader
 from esper.karn.views.plain import to_plain
@@ -51,10 +51,10 @@ def read_life_lines(run: Path, at: int | None, first_member: int) -> dict[str, J
 
 
 def stage_look() -> list[Json]:
-    """Name, word and colour of every stage, in order."""
+    """Code, name and colour of every stage, in order."""
     return [
-        {"stage": stage.name, "word": STAGE_WORDS[stage], "colour": STAGE_COLOURS[stage]}
-        for stage in STAGE_WORDS
+        {"stage": stage.name, "name": stage_name(stage), "colour": STAGE_COLOURS[stage]}
+        for stage in STAGE_COLOURS
     ]
 
 

@@ -185,7 +185,7 @@ export class LifeLines {
     const used = new Set(this.found.seeds.flatMap((seed) => seed.stages.map((span) => span.stage)));
     const entries = allStages().filter((one) => used.has(one.stage)).map((one) => el("li", {},
       svg("svg", { width: 20, height: 12, "aria-hidden": "true" },
-        svg("rect", { x: 1, y: 1, width: 18, height: 10, fill: one.colour, class: "span" })), one.word));
+        svg("rect", { x: 1, y: 1, width: 18, height: 10, fill: one.colour, class: "span" })), one.name));
     const cross = svg("svg", { width: 14, height: 12, "aria-hidden": "true" },
       svg("path", { class: "cross", d: "M4 3l6 6m0 -6l-6 6" }));
     entries.push(el("li", {}, cross, "pruned by its end"));

@@ -13,7 +13,7 @@ export function allStages() {
 }
 
 export function stageWord(name) {
-  return look.find((one) => one.stage === name)?.word ?? name.toLowerCase();
+  return look.find((one) => one.stage === name)?.name ?? name.toLowerCase();
 }
 
 export function stageColour(name) {
