@@ -15,11 +15,11 @@ from typing import Final
 from fastapi.testclient import TestClient
 
 from esper.karn.terminal import Terminal
+from esper.karn.tui.formats import notice
 from esper.karn.tui.reader import RunReader
 from esper.karn.tui.run_screen import PANELS
 from esper.karn.tui.runs_table import _row
 from esper.karn.tui.title_bar import _name, _progress
-from esper.karn.tui.words import notice
 from esper.karn.views import to_plain
 from esper.karn.views.kinds import find_kind
 from esper.karn.web.access import access_for

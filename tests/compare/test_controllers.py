@@ -100,7 +100,7 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
 def test_a_run_with_other_slots_is_not_replayed(tmp_path):
     run = learnt(tmp_path)
     spec = TASK.spec()
-    assert make_entry(TINY, parse(f"replay:{run}"), spec).word.kind == "replay"
+    assert make_entry(TINY, parse(f"replay:{run}"), spec).parsed.kind == "replay"
     with pytest.raises(EsperError, match="recorded with slots r0c0, r0c1, r0c2, this") as refused:
         make_entry(TINY, parse(f"replay:{run}"), replace(spec, slots=spec.slots[:2]))
     assert "\n" not in str(refused.value)
@@ -110,7 +110,7 @@ def test_a_blind_controller_is_another_policy(tmp_path):
     folder = saved(tmp_path / "agent")
     seeing, blind = contender(folder), contender(f"blind:{folder}")
     assert blind.identity == replace(seeing.identity, policy="controller, blind")
-    assert blind.word.blind
+    assert blind.parsed.blind
 
 
 def test_every_population_has_draws_of_its_own(tmp_path):

@@ -15,7 +15,7 @@ from esper.simic.training.config import PLAIN_BLEND
 from esper.simic.training.runs.controllers import find_controller
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper_lab.audit.live import LiveRun, LiveSettings
-from esper_lab.audit.live_controllers import live_makers, live_words, load_controller
+from esper_lab.audit.live_controllers import live_makers, load_controller, parse_live
 from esper_lab.audit.live_rows import live_path
 from loop_support import SMALL, tiny_config
 from support import refused
@@ -101,7 +101,7 @@ def test_a_controller_that_does_not_fit_is_one_line(small, run, tmp_path):
 
 def test_words_name_policies_and_folders(small, run, tmp_path, monkeypatch):
     monkeypatch.chdir(run.parent)
-    words = live_words(("closed_loop", "ppo", f"mine={run}", "closed_loop", "./ppo/"))
+    words = parse_live(("closed_loop", "ppo", f"mine={run}", "closed_loop", "./ppo/"))
     assert words == {"closed_loop": None, "ppo": Path("ppo"), "mine": run}
     made = live_makers(words, small.made.spec, small.made.info, "cpu")
     assert list(made) == list(words)
@@ -118,4 +118,4 @@ def test_words_name_policies_and_folders(small, run, tmp_path, monkeypatch):
         (("ppo", str(tmp_path / "ppo")), "is called ppo, too"),
         (("",), "unknown live policy"),
     ):
-        assert said in refused(lambda words=words: live_words(words))
+        assert said in refused(lambda words=words: parse_live(words))

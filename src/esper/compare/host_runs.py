@@ -71,11 +71,11 @@ class HostRunner:
 
         `planted_ES`: static-final, the final topologies of `entry.found_by` on these hosts.
         """
-        if entry.word.kind == "asha":
+        if entry.parsed.kind == "asha":
             return self._search(entry, seed, members)
         settings = entry.engine_config(self.population, seed, members)
         policy: PolicyProtocol[Any]
-        if entry.word.kind == "replay":
+        if entry.parsed.kind == "replay":
             policy = self._replay(entry, settings)
         else:
             policy = entry.policy(seed, self.reward, planted_ES)
@@ -117,7 +117,7 @@ class HostRunner:
 
     def _search_hosts(self, entry: PolicyEntry, seed: int, hosts: Sequence[int]) -> HostRun:
         """Run asha on these hosts in one population."""
-        host_E = np.repeat(np.array(hosts), entry.word.topologies)
+        host_E = np.repeat(np.array(hosts), entry.parsed.topologies)
         settings = entry.engine_config(self.population, seed, len(host_E))
         settings = replace(settings, member_ids=tuple(host_E.tolist()))
         policy = AshaPolicy(
@@ -141,7 +141,7 @@ class HostRunner:
 
 def hosts_at_once(entry: PolicyEntry, envs: int) -> int:
     """Hosts that run in one population of a policy."""
-    return max(1, envs // entry.word.topologies) if entry.word.kind == "asha" else envs
+    return max(1, envs // entry.parsed.topologies) if entry.parsed.kind == "asha" else envs
 
 
 def draw_limits(spec: TaskSpec, population: PopulationConfig, data: TaskData) -> DrawLimits | None:

@@ -11,19 +11,19 @@ from esper.tamiyo.policy import Policy
 from esper.tasks.user_objects import UserFiles
 
 
-def own_policy(files: UserFiles, word: ParsedPolicy) -> tuple[Callable[[], Policy], Policy]:
+def own_policy(files: UserFiles, parsed: ParsedPolicy) -> tuple[Callable[[], Policy], Policy]:
     """What makes the policy, and one that it made; runs the file."""
-    found = files.find(word.text)
+    found = files.find(parsed.text)
     if not callable(found):
-        raise EsperError(f"policy {shown(word.text)}: name a class derived from esper.Policy")
+        raise EsperError(f"policy {shown(parsed.text)}: name a class derived from esper.Policy")
 
     def make() -> Policy:
-        what = f"policy {shown(word.text)} cannot be made"
+        what = f"policy {shown(parsed.text)} cannot be made"
         with user_code(what, "it is called without arguments", TypeError):
             policy = found()
         if not isinstance(policy, Policy):
             raise EsperError(
-                f"policy {shown(word.text)}: {type(policy).__name__} is not an esper.Policy; "
+                f"policy {shown(parsed.text)}: {type(policy).__name__} is not an esper.Policy; "
                 f"derive its class from that"
             )
         return policy

@@ -86,7 +86,7 @@ class Identity:
 class PolicyEntry:
     """A policy to evaluate, and how to create it for each population."""
 
-    word: ParsedPolicy
+    parsed: ParsedPolicy
     spec: TaskSpec
     """The task with this policy's blueprints."""
     identity: Identity
@@ -103,7 +103,7 @@ class PolicyEntry:
     @property
     def label(self) -> str:
         """Name in tables and plots."""
-        return self.word.label
+        return self.parsed.label
 
     def policy(
         self,
@@ -119,26 +119,26 @@ class PolicyEntry:
         if planted_ES is not None:
             return static_policy(planted_ES, self.spec, reward)
         if self.agent is not None:
-            mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
-            agent, blind = _reseeded(self.agent, seed), self.word.blind
+            mode = ActingMode.SAMPLE if self.parsed.sampled else ActingMode.GREEDY
+            agent, blind = _reseeded(self.agent, seed), self.parsed.blind
             return SimicClient(agent, reward, mode, hide_curve=blind)
         if self.own is not None:
             return PolicyClient(self.own(), reward)
-        word = replace(self.word, found_by=None) if self.word.kind == "wait" else self.word
+        parsed = replace(self.parsed, found_by=None) if self.parsed.kind == "wait" else self.parsed
         rules = self.identity.rules
-        return make_policy(word, self.spec, seed=seed, reward=reward, rules=rules)
+        return make_policy(parsed, self.spec, seed=seed, reward=reward, rules=rules)
 
     @property
     def needs_result(self) -> bool:
         """Whether `found_by` must have a result before it runs."""
-        return self.found_by is not None and self.word.kind != "replay"
+        return self.found_by is not None and self.parsed.kind != "replay"
 
     def with_compute_of(self, found: PolicyResult) -> PolicyEntry:
         """wait:as:POLICY: train as long as that policy's mean compute allows; others unchanged.
 
         Under the compute clock everybody has the same compute, except a search.
         """
-        if self.word.kind != "wait" or self.found_by is None:
+        if self.parsed.kind != "wait" or self.found_by is None:
             return self
         if self.spec.context.clock == "compute" and found.search is None:
             return self
@@ -171,79 +171,81 @@ def _reseeded(agent: PPOAgent, seed: int) -> PPOAgent:
 
 
 def make_entry(
-    config: Compare, word: ParsedPolicy, spec: TaskSpec, files: UserFiles | None = None
+    config: Compare, parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles | None = None
 ) -> PolicyEntry:
     """Create and check the entry of a parsed policy; `files`: runs the files that it names."""
-    if word.kind == "controller":
-        return _controller(config, word, spec)
-    if word.found_by is not None:
-        return _dependent_entry(config, make_entry(config, word.found_by, spec, files), word, spec)
-    if word.kind == "own":
-        return own_entry(word, spec, files or UserFiles())
-    if word.kind == "asha":
-        return asha_entry(word, spec)
-    word = resolve_topology(word)
-    require_known_names(word, spec.slots, spec.blueprints)
-    entry = baseline_entry(word, spec, config.heuristic)
+    if parsed.kind == "controller":
+        return _controller(config, parsed, spec)
+    if parsed.found_by is not None:
+        return _dependent_entry(
+            config, make_entry(config, parsed.found_by, spec, files), parsed, spec
+        )
+    if parsed.kind == "own":
+        return own_entry(parsed, spec, files or UserFiles())
+    if parsed.kind == "asha":
+        return asha_entry(parsed, spec)
+    parsed = resolve_topology(parsed)
+    require_known_names(parsed, spec.slots, spec.blueprints)
+    entry = baseline_entry(parsed, spec, config.heuristic)
     entry.policy(config.first_seed)  # raises on a bad step, slot or topology
     return entry
 
 
 def _dependent_entry(
-    config: Compare, by: PolicyEntry, word: ParsedPolicy, spec: TaskSpec
+    config: Compare, by: PolicyEntry, parsed: ParsedPolicy, spec: TaskSpec
 ) -> PolicyEntry:
     """Entry of a policy that depends on another."""
-    if word.kind == "static-final":
-        return static_final_entry(by, word)
-    if word.kind == "wait":
+    if parsed.kind == "static-final":
+        return static_final_entry(by, parsed)
+    if parsed.kind == "wait":
         identity = Identity(f"wait as {by.identity.policy}", by.identity.limits, by.identity.agent)
-        return PolicyEntry(word, spec, identity, found_by=by)
-    _require_neighbours(config, word)
+        return PolicyEntry(parsed, spec, identity, found_by=by)
+    _require_neighbours(config, parsed)
     if by.slots is not None:
         require_same_names("slots", by.slots, spec.slots)
     known = replace(by.identity, policy=f"replay of {by.identity.policy}")
-    return PolicyEntry(word, by.spec, known, found_by=by)
+    return PolicyEntry(parsed, by.spec, known, found_by=by)
 
 
-def _require_neighbours(config: Compare, word: ParsedPolicy) -> None:
+def _require_neighbours(config: Compare, parsed: ParsedPolicy) -> None:
     """Raise unless every population has another host to record on."""
     for _, members in config.populations():
         if members < 2:
             raise EsperError(
-                f"policy {shown(word.text)}: a population of one host has no other host to record "
-                f"on; choose --seeds and --envs so that each has 2 or more"
+                f"policy {shown(parsed.text)}: a population of one host has no other host to "
+                f"record on; choose --seeds and --envs so that each has 2 or more"
             )
 
 
 def baseline_entry(
-    word: ParsedPolicy, spec: TaskSpec, rules: HeuristicConfig | None = None
+    parsed: ParsedPolicy, spec: TaskSpec, rules: HeuristicConfig | None = None
 ) -> PolicyEntry:
     """Entry of a policy that does not learn, with all blueprints of `spec`.
 
     `rules`: of the heuristic; None: the defaults.
     """
-    spec = spec_for(word, spec)
-    static = word.kind in ("static-full", "static-final") and spec.context.capped > 0
-    limits = planted_limits(spec) if static or word.kind == "table" else Limits(spec.blueprints)
-    known = heuristic_config(word, spec, rules) if word.kind == "heuristic" else None
-    return PolicyEntry(word, spec, Identity(canonical_policy(word, spec), limits, rules=known))
+    spec = spec_for(parsed, spec)
+    static = parsed.kind in ("static-full", "static-final") and spec.context.capped > 0
+    limits = planted_limits(spec) if static or parsed.kind == "table" else Limits(spec.blueprints)
+    known = heuristic_config(parsed, spec, rules) if parsed.kind == "heuristic" else None
+    return PolicyEntry(parsed, spec, Identity(canonical_policy(parsed, spec), limits, rules=known))
 
 
-def asha_entry(word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+def asha_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     """Entry of a search over planted topologies."""
-    rung_steps(word.topologies, spec.episode_length)  # raises if there are too many
-    spec = spec_for(word, spec)
-    return PolicyEntry(word, spec, Identity(f"asha:{word.topologies}", planted_limits(spec)))
+    rung_steps(parsed.topologies, spec.episode_length)  # raises if there are too many
+    spec = spec_for(parsed, spec)
+    return PolicyEntry(parsed, spec, Identity(f"asha:{parsed.topologies}", planted_limits(spec)))
 
 
-def own_entry(word: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
+def own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
-    make, first = own_policy(files, word)
+    make, first = own_policy(files, parsed)
     spec = with_plan_phase(spec) if first.plans else spec
-    assert word.path is not None  # the parser gives it
-    digest = hashlib.sha256(word.path.read_bytes()).hexdigest()
-    identity = Identity(f"own:{word.name}", Limits(spec.blueprints), digest)
-    return PolicyEntry(word, spec, identity, own=make)
+    assert parsed.path is not None  # the parser gives it
+    digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
+    identity = Identity(f"own:{parsed.name}", Limits(spec.blueprints), digest)
+    return PolicyEntry(parsed, spec, identity, own=make)
 
 
 def planted_limits(spec: TaskSpec) -> Limits:
@@ -253,7 +255,7 @@ def planted_limits(spec: TaskSpec) -> Limits:
 
 
 def controller_entry(
-    word: ParsedPolicy,
+    parsed: ParsedPolicy,
     spec: TaskSpec,
     agent: PPOAgent,
     population: PopulationConfig,
@@ -261,53 +263,53 @@ def controller_entry(
 ) -> PolicyEntry:
     """Entry of a controller, with the blueprints of `spec` and the limits of `population`."""
     limits = Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
-    how = "controller" + ", sampled" * word.sampled + ", blind" * word.blind
+    how = "controller" + ", sampled" * parsed.sampled + ", blind" * parsed.blind
     identity = Identity(how, limits, checksum)
-    return PolicyEntry(word, spec, identity, agent)
+    return PolicyEntry(parsed, spec, identity, agent)
 
 
-def static_final_entry(found_by: PolicyEntry, word: ParsedPolicy) -> PolicyEntry:
+def static_final_entry(found_by: PolicyEntry, parsed: ParsedPolicy) -> PolicyEntry:
     """Entry that plants the final topologies of `found_by` in the same hosts from the start."""
     known = replace(found_by.identity, policy=f"static-final of {found_by.identity.policy}")
-    spec = spec_for(word, found_by.spec)
+    spec = spec_for(parsed, found_by.spec)
     if spec.context.capped > 0:
         known = replace(known, limits=planted_limits(spec))
-    return PolicyEntry(word, spec, known, found_by=found_by)
+    return PolicyEntry(parsed, spec, known, found_by=found_by)
 
 
-def canonical_policy(word: ParsedPolicy, spec: TaskSpec) -> str:
+def canonical_policy(parsed: ParsedPolicy, spec: TaskSpec) -> str:
     """Canonical text of a policy; part of its identity on disk."""
-    if word.kind == "table":
-        assert word.path is not None  # the parser rejects table without an argument
-        return f"table:{read_table(word.path, spec.name).digest}"
-    if word.kind == "wait" and word.longer != 1.0:
-        return f"wait:{word.longer:g}"
-    if word.kind == "static-final":
-        return f"static-final:{','.join(sorted(word.topology))}"
-    if word.kind == "heuristic" and word.order:
-        return f"heuristic:{','.join(word.order)}"
-    if word.kind == "fixed" and word.topology:
-        return f"fixed:{','.join(sorted(word.topology))}@{word.start}"
-    slots = ",".join(word.slots) or "all slots"
-    if word.kind == "static-full":
-        return f"static-full:{word.blueprint}:{slots}"
-    if word.kind == "fixed":
-        return f"fixed:{word.blueprint}@{word.start}:{slots}"
-    return word.kind
+    if parsed.kind == "table":
+        assert parsed.path is not None  # the parser rejects table without an argument
+        return f"table:{read_table(parsed.path, spec.name).digest}"
+    if parsed.kind == "wait" and parsed.longer != 1.0:
+        return f"wait:{parsed.longer:g}"
+    if parsed.kind == "static-final":
+        return f"static-final:{','.join(sorted(parsed.topology))}"
+    if parsed.kind == "heuristic" and parsed.order:
+        return f"heuristic:{','.join(parsed.order)}"
+    if parsed.kind == "fixed" and parsed.topology:
+        return f"fixed:{','.join(sorted(parsed.topology))}@{parsed.start}"
+    slots = ",".join(parsed.slots) or "all slots"
+    if parsed.kind == "static-full":
+        return f"static-full:{parsed.blueprint}:{slots}"
+    if parsed.kind == "fixed":
+        return f"fixed:{parsed.blueprint}@{parsed.start}:{slots}"
+    return parsed.kind
 
 
 # ---- controllers -------------------------------------------------------------------------------
 
 
-def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
-    assert word.path is not None  # controllers are given by a folder
-    found = find_controller(word.path)
+def _controller(config: Compare, parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+    assert parsed.path is not None  # controllers are given by a folder
+    found = find_controller(parsed.path)
     agent = found.load(parse_device(config.device))
     trained = found.training or _preset(config)
     names = config.task.blueprints or trained.task.blueprints
     if names and set(names) <= set(spec.blueprints):  # as trained, where the task has them
         spec = replace(spec, blueprints=names)
-    entry = controller_entry(word, spec, agent, trained.population, found.checksum())
+    entry = controller_entry(parsed, spec, agent, trained.population, found.checksum())
     return replace(entry, slots=found.slots)
 
 

@@ -41,7 +41,7 @@ class PopulationJob:
 
 def entries_of(config: Compare, spec: TaskSpec, files: UserFiles) -> list[PolicyEntry]:
     """The policies of a comparison; `files`: runs those that they name."""
-    return [make_entry(config, word, spec, files) for word in parse_all(config.policies)]
+    return [make_entry(config, parsed, spec, files) for parsed in parse_all(config.policies)]
 
 
 def with_sources(entries: Sequence[PolicyEntry]) -> Iterator[PolicyEntry]:
@@ -160,7 +160,7 @@ def run_population(
 ) -> PolicyResult:
     """Run one episode of the hosts of one run seed."""
     planted_ES = None
-    if found is not None and entry.word.kind == "static-final":
+    if found is not None and entry.parsed.kind == "static-final":
         planted_ES = found.blueprint_NS[found.seed_N == seed]
     run = runner.run(entry, seed, members, planted_ES)
     engine, outcome, contexts = run.engine, run.result.outcome, run.result.contexts
@@ -192,5 +192,5 @@ def run_population(
         executor=choice.executor.name,
         device=describe_device(engine.device)["device"],
         contexts=contexts,
-        search=SearchCompute(run.compute_E) if entry.word.kind == "asha" else None,
+        search=SearchCompute(run.compute_E) if entry.parsed.kind == "asha" else None,
     )

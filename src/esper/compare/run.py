@@ -231,7 +231,7 @@ def _results(folder: Path) -> int:
 def _episodes(config: Compare, entry: PolicyEntry) -> int:
     """Episodes of whole populations that a policy runs."""
     per_run = [-(-hosts // hosts_at_once(entry, config.envs)) for _, hosts in config.populations()]
-    return sum(per_run) * (2 if entry.word.kind == "replay" else 1)
+    return sum(per_run) * (2 if entry.parsed.kind == "replay" else 1)
 
 
 def _done_line(label: str, result: PolicyResult) -> str:

@@ -27,14 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
     from esper.compare.config import Compare
 
-    words = sys.argv[1:] if argv is None else argv
-    return run_command(Compare, lambda config: compare(config, words), words)
+    argv = sys.argv[1:] if argv is None else argv
+    return run_command(Compare, lambda config: compare(config, argv), argv)
 
 
-def compare(config: Compare, words: Sequence[str] = ()) -> None:
+def compare(config: Compare, argv: Sequence[str] = ()) -> None:
     """Compare and report. Imports are local, so that --help is fast.
 
-    `words`: the command line, to be repeated when the comparison is interrupted.
+    `argv`: the command line, to be repeated when the comparison is interrupted.
     """
     config.check()
     from esper.compare.run import run_comparison
@@ -44,7 +44,7 @@ def compare(config: Compare, words: Sequence[str] = ()) -> None:
     from esper.tolaria.runtime import set_deterministic_cublas
 
     set_deterministic_cublas()
-    command = command_line("compare", words) if words else ""
+    command = command_line("compare", argv) if argv else ""
     found = run_comparison(config, console_for_report(), on_end=report, command=command)
     write_run_page(config.folder(found.settings.task))
 
@@ -83,8 +83,8 @@ def _print(found: Comparison, places: ReportPaths) -> None:
         if match.metric == "score":
             runs = f"compute of asha that scores as much, in runs of {match.label}"
             say(console, f"N* of {match.label}: {match} ({runs})")
-    for word, path in places._asdict().items():
-        say(console, f"{word}: {path}")
+    for label, path in places._asdict().items():
+        say(console, f"{label}: {path}")
 
 
 if __name__ == "__main__":

@@ -62,9 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status_of(lambda: evaluate(sys.argv[1:] if argv is None else argv))
 
 
-def evaluate(words: Sequence[str]) -> None:
+def evaluate(argv: Sequence[str]) -> None:
     """Parse, check, evaluate, report. Imports are local, so that --help is fast."""
-    config, training = read_evaluate(words)
+    config, training = read_evaluate(argv)
     spec = training.check()
     from esper.compare.baseline_process import BaselineProcess
     from esper.compare.judging import judge
@@ -86,22 +86,22 @@ def evaluate(words: Sequence[str]) -> None:
     report(config, checkpoint.path, judged)
 
 
-def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
+def read_evaluate(argv: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
     """Parse the command line with the checkpoint's settings as defaults."""
-    if not words or words[0] in HELP_FLAGS:
-        config = read_command_line(Evaluate, words, prog="esper eval")
+    if not argv or argv[0] in HELP_FLAGS:
+        config = read_command_line(Evaluate, argv, prog="esper eval")
         return config, TrainingConfig()  # not reached: raises without a checkpoint, exits on --help
-    if words[0].startswith("-"):
-        raise EsperError(f"{words[0]}: name the checkpoint before any flag")
-    path = Path(words[0])
+    if argv[0].startswith("-"):
+        raise EsperError(f"{argv[0]}: name the checkpoint before any flag")
+    path = Path(argv[0])
     trained = training_config(path)
-    task, other = trained.task, flag_value(words, "--task")
+    task, other = trained.task, flag_value(argv, "--task")
     if other is not None and other != task.name:
         task = TaskConfig(other, blueprints=task.blueprints)
     population = replace(trained.population, envs=MEMBERS, rollout_steps=None)
     base = Evaluate(path, task, population, data_dir=_data_dir_of_run(path))
-    config = read_command_line(Evaluate, words, default=base, prog="esper eval")
-    require_trust(config.task.name, words, path, config.trust)
+    config = read_command_line(Evaluate, argv, default=base, prog="esper eval")
+    require_trust(config.task.name, argv, path, config.trust)
     return config, replace(trained, task=config.task, population=config.population)
 
 
@@ -175,8 +175,8 @@ def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
         console = console_for_report()
         console.print(judgement_table(judged))
         say(console, judged.verdict_line())
-        for word, what in (("checkpoint", checkpoint), ("judgement", places.judgement)):
-            say(console, f"{word}: {what}")
+        for label, what in (("checkpoint", checkpoint), ("judgement", places.judgement)):
+            say(console, f"{label}: {what}")
 
 
 if __name__ == "__main__":

@@ -74,14 +74,14 @@ class Grow:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
-    words = sys.argv[1:] if argv is None else argv
-    return run_command(Grow, lambda config: grow(config, words), words)
+    argv = sys.argv[1:] if argv is None else argv
+    return run_command(Grow, lambda config: grow(config, argv), argv)
 
 
-def grow(config: Grow, words: Sequence[str]) -> None:
+def grow(config: Grow, argv: Sequence[str]) -> None:
     """Check, load, grow, print. Imports are local, so that --help is fast.
 
-    `words`: the command line, to be repeated when the search is interrupted.
+    `argv`: the command line, to be repeated when the search is interrupted.
     """
     from esper.growing.folder import require_grow_folder
     from esper.growing.ranks import ranks_of
@@ -96,10 +96,10 @@ def grow(config: Grow, words: Sequence[str]) -> None:
     resume = None if config.resume is None else find_run(config.resume)
     if resume is not None:
         require_grow_folder(resume)
-    with user_files() as files, resumed_by(partial(_resume_command, words=words)):
+    with user_files() as files, resumed_by(partial(_resume_command, argv=argv)):
         result = _grow(config, budget, resume, files)
     if ranks_of(config.settings.executor, config.settings.device).first:
-        _print(result, words)
+        _print(result, argv)
 
 
 def _check(config: Grow) -> None:
@@ -141,33 +141,33 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
     )
 
 
-def _named(word: str, files: UserFiles) -> Any:
+def _named(text: str, files: UserFiles) -> Any:
     """A loss or metric: its name, or an object of a user's file."""
     from esper.tasks.user_objects import is_reference
 
-    return files.find(word) if is_reference(word) else word
+    return files.find(text) if is_reference(text) else text
 
 
-def _resume_command(folder: Path, words: Sequence[str]) -> str:
+def _resume_command(folder: Path, argv: Sequence[str]) -> str:
     """The same command for the run in `folder`.
 
     >>> _resume_command(Path("runs/a b"), ["mine.py:model", "--resume", "runs/old", "--quiet"])
     "esper grow mine.py:model --quiet --resume 'runs/a b'"
     """
-    resumed = [number for number, word in enumerate(words) if word == "--resume"]
+    resumed = [number for number, argument in enumerate(argv) if argument == "--resume"]
     dropped = {number + after for number in resumed for after in (0, 1)}
-    kept = [word for number, word in enumerate(words) if number not in dropped]
-    kept = [word for word in kept if not word.startswith("--resume=")]
+    kept = [argument for number, argument in enumerate(argv) if number not in dropped]
+    kept = [argument for argument in kept if not argument.startswith("--resume=")]
     return command_line("grow", [*kept, "--resume", str(folder)])
 
 
-def _print(result: GrowResult, words: Sequence[str]) -> None:
+def _print(result: GrowResult, argv: Sequence[str]) -> None:
     from esper.growing.folder import REPORT
 
     say(result)
     print(f"report: {result.folder / REPORT}")
     if not result.record.complete:
-        command = _resume_command(result.folder, words)
+        command = _resume_command(result.folder, argv)
         print(f"interrupted; resume with: {command}", file=sys.stderr)
 
 

@@ -68,23 +68,23 @@ def main() -> int:
     return status
 
 
-def dispatch(words: list[str]) -> int:
+def dispatch(argv: list[str]) -> int:
     """As `main`, with the arguments after `esper`."""
-    if not words or words[0] in HELP_FLAGS:
+    if not argv or argv[0] in HELP_FLAGS:
         print(_help())
-        return 0 if words else REFUSED
-    if words[0] == "--version":
+        return 0 if argv else REFUSED
+    if argv[0] == "--version":
         print(f"esper {esper.__version__}")
         return 0
-    return _run(words)
+    return _run(argv)
 
 
-def _run(words: list[str]) -> int:
-    name = words[0]
+def _run(argv: list[str]) -> int:
+    name = argv[0]
     plugin = None if name in COMMANDS else _plugin(name)
     command = COMMANDS[name] if plugin is None else plugin.command()
-    sys.argv = [f"esper {name}", *words[1:]]
-    shown = command.works_long and "--quiet" not in words
+    sys.argv = [f"esper {name}", *argv[1:]]
+    shown = command.works_long and "--quiet" not in argv
     with shows_life(name) if shown else nullcontext():
         main = plugin.main() if plugin else importlib.import_module(command.module).main
         status: int = main()

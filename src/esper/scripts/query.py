@@ -63,8 +63,8 @@ def query(config: Query) -> None:
     if not config.sql.strip():
         print_views()
         return
-    from esper.karn.query.answers import write_csv, write_json
     from esper.karn.query.database import run_query
+    from esper.karn.query.formats import write_csv, write_json
 
     with run_query(run, config.sql) as result:
         if config.csv:
@@ -91,7 +91,7 @@ def print_table(result: QueryResult, most: int) -> None:
     from rich.text import Text
 
     from esper.karn.console import console_for_report
-    from esper.karn.query.answers import table_rows
+    from esper.karn.query.formats import table_rows
 
     found = table_rows(result)
     wide = len(result.columns) > MAX_COLUMNS

@@ -158,14 +158,14 @@ def resume_training(
     >>> resume_training(Path("my runs/a"), "ppo", rounds=10)
     "esper train ppo --resume 'my runs/a' --rounds 10"
     """
-    words = ["esper", "train"]
+    argv = ["esper", "train"]
     if ranks > 1:
         job = ["torchrun", "--standalone", "--nproc-per-node", str(ranks)]
-        words = [*job, "-m", "esper.scripts.train"]
-    words += [policy, "--resume", str(folder)]
-    words += ["--rounds", str(rounds)] if rounds else []
-    words += ["--trust"] if trust else []
-    return shlex.join(words)
+        argv = [*job, "-m", "esper.scripts.train"]
+    argv += [policy, "--resume", str(folder)]
+    argv += ["--rounds", str(rounds)] if rounds else []
+    argv += ["--trust"] if trust else []
+    return shlex.join(argv)
 
 
 def utc_now() -> str:

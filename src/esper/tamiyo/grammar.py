@@ -83,7 +83,7 @@ DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
 WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
 """Policies that can be built on their own."""
 COMPARED: Final = ("asha", "replay", "blind")
-"""Further words, which only `compare` understands."""
+"""Further names, which only `compare` understands."""
 MAX_WAIT_FACTOR: Final = 100.0
 """Largest FACTOR of wait:FACTOR."""
 MAX_TOPOLOGIES: Final = 4096
@@ -117,7 +117,7 @@ class ParsedPolicy:
     start: int = 2
     """fixed: step of the first germination."""
     topology: tuple[str, ...] = ()
-    """static-final, fixed: `slot=blueprint` words."""
+    """static-final, fixed: `slot=blueprint` each."""
     order: tuple[str, ...] = ()
     """heuristic: blueprints to try; empty: the default order."""
     longer: float = 1.0
@@ -148,16 +148,16 @@ class ParsedPolicy:
 def parse_all(texts: Sequence[str]) -> list[ParsedPolicy]:
     """Parse several names; labels are made unique and printable.
 
-    >>> [word.label for word in parse_all(["wait", "wait", "mine=random"])]
+    >>> [parsed.label for parsed in parse_all(["wait", "wait", "mine=random"])]
     ['wait', 'wait #2', 'mine']
     """
-    words = [replace(word, label=printable(word.label)) for word in map(parse, texts)]
+    policies = [replace(parsed, label=printable(parsed.label)) for parsed in map(parse, texts)]
     seen = Counter[str]()
-    for place, word in enumerate(words):
-        seen[word.label] += 1
-        if seen[word.label] > 1:
-            words[place] = replace(word, label=f"{word.label} #{seen[word.label]}")
-    return words
+    for place, parsed in enumerate(policies):
+        seen[parsed.label] += 1
+        if seen[parsed.label] > 1:
+            policies[place] = replace(parsed, label=f"{parsed.label} #{seen[parsed.label]}")
+    return policies
 
 
 def parse(text: str) -> ParsedPolicy:
@@ -204,74 +204,74 @@ def _parse_own(text: str) -> ParsedPolicy:
     return ParsedPolicy(name, text, "own", path=Path(path), name=name)
 
 
-def _parse_wait(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_wait(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """FACTOR or as:POLICY"""
     if rest.startswith(AS):
-        return _parse_source(word, rest.removeprefix(AS), ("wait",), "has no compute of its own")
+        return _parse_source(parsed, rest.removeprefix(AS), ("wait",), "has no compute of its own")
     try:
         longer = float(rest or 1.0)
     except ValueError:
         longer = math.nan
     if not 0 < longer <= MAX_WAIT_FACTOR:  # also rejects NaN
         raise EsperError(
-            f"policy {shown(word.text)}: expected wait:FACTOR above 0 and up to "
+            f"policy {shown(parsed.text)}: expected wait:FACTOR above 0 and up to "
             f"{MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the host alone 1.2 times as long, "
             f"or wait:as:POLICY"
         )
-    return replace(word, longer=longer)
+    return replace(parsed, longer=longer)
 
 
-def _parse_slots(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_slots(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """BLUEPRINT[:SLOT,SLOT]"""
     if not rest:
-        return word
+        return parsed
     blueprint, mark, slots = rest.partition(":")
     if not blueprint or (mark and not all(slots.split(","))):
         raise EsperError(
-            f"policy {shown(word.text)}: expected {word.kind}:BLUEPRINT:SLOT,SLOT, for example "
-            f"{word.kind}:conv_heavy:r0c0,r0c1"
+            f"policy {shown(parsed.text)}: expected {parsed.kind}:BLUEPRINT:SLOT,SLOT, for example "
+            f"{parsed.kind}:conv_heavy:r0c0,r0c1"
         )
-    return replace(word, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
+    return replace(parsed, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
 
 
-def _parse_heuristic(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_heuristic(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """BLUEPRINT,BLUEPRINT, the path of a table (.json) or of rules (.toml)"""
     if rest.endswith(".json"):
-        return replace(word, path=Path(rest))
+        return replace(parsed, path=Path(rest))
     if rest.endswith(".toml"):
-        return replace(word, rules=Path(rest))
+        return replace(parsed, rules=Path(rest))
     order = tuple(rest.split(",")) if rest else ()
     if not all(order):
         raise EsperError(
-            f"policy {shown(word.text)}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
+            f"policy {shown(parsed.text)}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
             f"heuristic:conv_light,depthwise"
         )
-    return replace(word, order=order)
+    return replace(parsed, order=order)
 
 
-def _parse_fixed(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_fixed(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """BLUEPRINT[@STEP][:SLOT,SLOT] or SLOT=BLUEPRINT,...[@STEP]"""
     what, mark, slots = rest.partition(":")
     blueprint, at, step = what.partition("@")
     if "=" in blueprint:
         if mark:
             raise EsperError(
-                f"policy {shown(word.text)}: slots are given twice; remove {shown(mark + slots)}"
+                f"policy {shown(parsed.text)}: slots are given twice; remove {shown(mark + slots)}"
             )
-        found = replace(word, topology=tuple(blueprint.split(",")))
+        found = replace(parsed, topology=tuple(blueprint.split(",")))
     else:
-        found = _parse_slots(word, f"{blueprint}{mark}{slots}")
+        found = _parse_slots(parsed, f"{blueprint}{mark}{slots}")
     if not at:
         return found
     if not step.isdecimal() or len(step) > MAX_STEP_DIGITS:
         raise EsperError(
-            f"policy {shown(word.text)}: step {shown(step)} is not an integer of at most "
+            f"policy {shown(parsed.text)}: step {shown(step)} is not an integer of at most "
             f"{MAX_STEP_DIGITS} digits; use for example fixed:conv_heavy@2"
         )
     return replace(found, start=int(step))
 
 
-def _parse_final(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_final(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """SLOT=BLUEPRINT,..., the path of a result file, or a policy that grows."""
     if not rest:
         raise EsperError(
@@ -280,17 +280,17 @@ def _parse_final(word: ParsedPolicy, rest: str) -> ParsedPolicy:
             "that grows, static-final:heuristic or static-final:runs/RUN"
         )
     if _TOPOLOGY.match(rest) and not os.path.exists(rest):
-        return replace(word, topology=tuple(rest.split(",")))
+        return replace(parsed, topology=tuple(rest.split(",")))
     if os.path.isfile(rest):
-        return replace(word, path=Path(rest))
+        return replace(parsed, path=Path(rest))
     if rest.endswith(".json"):
-        raise EsperError(f"policy {shown(word.text)}: file {shown(rest)} does not exist")
+        raise EsperError(f"policy {shown(parsed.text)}: file {shown(rest)} does not exist")
     static = ("wait", "static-full", "static-final", "table", "asha", "replay")
-    return _parse_source(word, rest, static, "does not grow; give a policy that does")
+    return _parse_source(parsed, rest, static, "does not grow; give a policy that does")
 
 
 def _parse_source(
-    word: ParsedPolicy, rest: str, refused: Sequence[str], reason: str
+    parsed: ParsedPolicy, rest: str, refused: Sequence[str], reason: str
 ) -> ParsedPolicy:
     """POLICY, but none of those refused; checked before parsing, so that nothing nests deeply."""
     unlabelled = rest
@@ -298,54 +298,56 @@ def _parse_source(
         unlabelled = labelled[2]
     head, _, _ = unlabelled.partition(":")
     if head in refused:
-        raise EsperError(f"policy {shown(word.text)}: {head} {reason}")
+        raise EsperError(f"policy {shown(parsed.text)}: {head} {reason}")
     if not rest:
-        raise EsperError(f"policy {shown(word.text)}: name a policy after the colon")
-    return replace(word, found_by=parse(unlabelled))
+        raise EsperError(f"policy {shown(parsed.text)}: name a policy after the colon")
+    return replace(parsed, found_by=parse(unlabelled))
 
 
-def _parse_replay(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_replay(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """POLICY"""
-    found = _parse_source(word, rest, ("replay", "asha"), "cannot be replayed; name another policy")
+    found = _parse_source(
+        parsed, rest, ("replay", "asha"), "cannot be replayed; name another policy"
+    )
     assert found.found_by is not None
     if found.found_by.found_by is not None:
         raise EsperError(
-            f"policy {shown(word.text)}: {found.found_by.kind} of another policy cannot be "
+            f"policy {shown(parsed.text)}: {found.found_by.kind} of another policy cannot be "
             f"replayed; name that policy"
         )
     return found
 
 
-def _parse_table(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_table(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """TABLE.json"""
     if not rest:
         raise EsperError(
-            f"policy {shown(word.text)}: give a table, for example table:digits_impaired.json"
+            f"policy {shown(parsed.text)}: give a table, for example table:digits_impaired.json"
         )
-    return replace(word, path=Path(rest))
+    return replace(parsed, path=Path(rest))
 
 
-def _parse_asha(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_asha(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """N"""
     small = rest.isascii() and rest.isdecimal() and len(rest) <= MAX_STEP_DIGITS
     if not small or not 1 <= int(rest) <= MAX_TOPOLOGIES:
         raise EsperError(
-            f"policy {shown(word.text)}: expected asha:N with 1 to {MAX_TOPOLOGIES} topologies per "
-            f"host, for example asha:8"
+            f"policy {shown(parsed.text)}: expected asha:N with 1 to {MAX_TOPOLOGIES} topologies "
+            f"per host, for example asha:8"
         )
-    return replace(word, topologies=int(rest))
+    return replace(parsed, topologies=int(rest))
 
 
-def _parse_blind(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_blind(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """FOLDER or sampled:FOLDER"""
     head, _, _ = rest.partition(":")
     if head in (*WORDS, *COMPARED):
         raise EsperError(
-            f"policy {shown(word.text)}: {head} is not a controller; give the folder of a saved "
+            f"policy {shown(parsed.text)}: {head} is not a controller; give the folder of a saved "
             f"controller"
         )
     found = _parse_controller(rest)
-    return replace(found, label=f"{found.label}, blind", text=word.text, blind=True)
+    return replace(found, label=f"{found.label}, blind", text=parsed.text, blind=True)
 
 
 def _parse_controller(text: str) -> ParsedPolicy:
@@ -388,4 +390,4 @@ _ARGUMENTS: Final[dict[str, tuple[Kind, Callable[[ParsedPolicy, str], ParsedPoli
     "replay": ("replay", _parse_replay),
     BLIND: ("controller", _parse_blind),
 }
-"""Kind, and the parser of what follows the colon, by word."""
+"""Kind, and the parser of what follows the colon, by name."""

@@ -56,46 +56,46 @@ class ControllerMaker:
         return self.ready
 
 
-# ---- words of the command line -----------------------------------------------------------------
+# ---- arguments of --live ------------------------------------------------------------------
 
 
-def live_words(words: Sequence[str]) -> dict[str, Path | None]:
+def parse_live(arguments: Sequence[str]) -> dict[str, Path | None]:
     """Names of live policies, with the folder of each that is a controller.
 
     Raises on unknown names, missing folders, and on two controllers of one name.
     """
     found: dict[str, Path | None] = {}
-    for word in words:
-        if word in LIVE_POLICIES:
-            found[word] = None
+    for argument in arguments:
+        if argument in LIVE_POLICIES:
+            found[argument] = None
             continue
-        name, path = _controller_word(word)
+        name, path = _controller_argument(argument)
         if found.get(name, path) != path:
             raise EsperError(
-                f"--live {shown(word)}: {found[name]} is called {name}, too; name one of them: "
+                f"--live {shown(argument)}: {found[name]} is called {name}, too; name one of them: "
                 f"NAME=FOLDER"
             )
         found[name] = path
     return found
 
 
-def _controller_word(word: str) -> tuple[str, Path]:
+def _controller_argument(argument: str) -> tuple[str, Path]:
     """Name and folder of a controller."""
-    named = _NAMED.fullmatch(word)
-    path = Path(named[2] if named else word)
-    if not word or not os.path.isdir(path):
-        if named or os.sep in word or word.startswith("."):
+    named = _NAMED.fullmatch(argument)
+    path = Path(named[2] if named else argument)
+    if not argument or not os.path.isdir(path):
+        if named or os.sep in argument or argument.startswith("."):
             raise EsperError(
-                f"--live {shown(word)}: folder {shown(str(path))} does not exist; expected the "
+                f"--live {shown(argument)}: folder {shown(str(path))} does not exist; expected the "
                 f"folder of a saved controller, checkpoint or run"
             )
-        unknown = unknown_name("live policy", word, LIVE_POLICIES)
+        unknown = unknown_name("live policy", argument, LIVE_POLICIES)
         raise UnknownNameError(f"{unknown}, or the folder of a controller")
     name = named[1] if named else path.resolve().name
     if not _NAME.fullmatch(name) or _reserved(name):
         why = "is that of another contender" if _reserved(name) else "is no name of a file"
         raise EsperError(
-            f"--live {shown(word)}: {shown(name)} {why}; choose one of letters, digits and "
+            f"--live {shown(argument)}: {shown(name)} {why}; choose one of letters, digits and "
             f"_ . + -: NAME=FOLDER"
         )
     return name, path
@@ -107,12 +107,12 @@ def _reserved(name: str) -> bool:
 
 
 def live_makers(
-    words: Mapping[str, Path | None], spec: TaskSpec, info: AuditInfo, device: str = "auto"
+    named_paths: Mapping[str, Path | None], spec: TaskSpec, info: AuditInfo, device: str = "auto"
 ) -> dict[str, LiveMaker]:
-    """Live policies by name; loads the controllers. `words`: from `live_words`."""
+    """Live policies by name; loads the controllers. `named_paths`: from `parse_live`."""
     return {
         name: LIVE_POLICIES[name] if path is None else load_controller(path, spec, info, device)
-        for name, path in words.items()
+        for name, path in named_paths.items()
     }
 
 

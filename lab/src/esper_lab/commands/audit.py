@@ -126,9 +126,9 @@ class RunAudit(ComputeSettings):
 
     def _check_live(self) -> None:
         from esper.leyline.errors import EsperError
-        from esper_lab.audit.live_controllers import live_words
+        from esper_lab.audit.live_controllers import parse_live
 
-        live_words(self.live)
+        parse_live(self.live)
         if min(self.contexts, self.hosts) < 2:
             raise EsperError(
                 f"--live with --contexts {self.contexts} and --hosts {self.hosts}: policies are "
@@ -177,14 +177,14 @@ class RunAudit(ComputeSettings):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
-    words = sys.argv[1:] if argv is None else argv
-    return run_command(RunAudit, lambda config: audit(config, words), words)
+    argv = sys.argv[1:] if argv is None else argv
+    return run_command(RunAudit, lambda config: audit(config, argv), argv)
 
 
-def audit(config: RunAudit, words: Sequence[str]) -> None:
+def audit(config: RunAudit, argv: Sequence[str]) -> None:
     """Train and report. Imports are local, so that --help is fast.
 
-    `words`: the command line, to be repeated when the audit is interrupted.
+    `argv`: the command line, to be repeated when the audit is interrupted.
     """
     config.check()
     from esper.karn.resuming import command_line, resumable
@@ -198,7 +198,7 @@ def audit(config: RunAudit, words: Sequence[str]) -> None:
 
         spec, info, data = _prepare(config)
         policies = _live_policies(config, spec, info)
-    path, command = config.folder(spec.name, preset.name), command_line("audit", words)
+    path, command = config.folder(spec.name, preset.name), command_line("audit", argv)
     with AuditFolder(path, info, command) as folder:
         with resumable(command, lambda: _progress(folder)):
             _run_everything(config, spec, folder, data, policies)
@@ -322,9 +322,9 @@ def _live_policies(config: RunAudit, spec: TaskSpec, info: AuditInfo) -> dict[st
     """Live policies by name; raises if a controller does not fit."""
     if not config.live:
         return {}
-    from esper_lab.audit.live_controllers import live_makers, live_words
+    from esper_lab.audit.live_controllers import live_makers, parse_live
 
-    return live_makers(live_words(config.live), spec, info, config.device)
+    return live_makers(parse_live(config.live), spec, info, config.device)
 
 
 def _run_live(

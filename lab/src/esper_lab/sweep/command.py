@@ -15,11 +15,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status_of(lambda: sweep(sys.argv[1:] if argv is None else argv))
 
 
-def sweep(words: Sequence[str]) -> None:
+def sweep(argv: Sequence[str]) -> None:
     """Parse, check, search, report. Imports are local, so that --help is fast."""
     from esper_lab.sweep.config import read_sweep
 
-    config = read_sweep(words)
+    config = read_sweep(argv)
     space = config.check()
     from esper.jobs.run import run_jobs
     from esper.karn.console import console_for_report
@@ -45,7 +45,7 @@ def sweep(words: Sequence[str]) -> None:
             return f"{len(finished(study))} of {config.trials} trials done, saved in {folder}"
 
         with (
-            resumable(command_line("sweep", words), progress),
+            resumable(command_line("sweep", argv), progress),
             nullcontext() if config.quiet else shown,
         ):
             if jobs.most:

@@ -87,29 +87,29 @@ class Sweep:
 
     def trial_training(self, values: Mapping[str, Value]) -> TrainingConfig:
         """Training settings of a trial with its first seed; raises on a value that is refused."""
-        words = flags_of(values)
+        flags = flags_of(values)
         try:
             base = TrainPPO(training=self.training)
-            return read_command_line(TrainPPO, words, default=base).training
+            return read_command_line(TrainPPO, flags, default=base).training
         except EsperError as error:
-            raise EsperError(f"setting {shorten(' '.join(words))}: {error}") from None
+            raise EsperError(f"setting {shorten(' '.join(flags))}: {error}") from None
 
     def folder(self, task: str) -> Path:
         """The output folder."""
         return self.out if self.out is not None else Path("out") / f"sweep_{task}"
 
 
-def read_sweep(words: Sequence[str]) -> Sweep:
+def read_sweep(argv: Sequence[str]) -> Sweep:
     """Parse the command line: the task first, then settings and flags."""
-    if not words or words[0] in ("-h", "--help"):
-        if not words:
+    if not argv or argv[0] in ("-h", "--help"):
+        if not argv:
             raise EsperError("name a task: esper sweep TASK SETTING=RANGE; --help lists the flags")
-        return read_command_line(Sweep, words, prog="esper sweep TASK")
-    task, *rest = words
+        return read_command_line(Sweep, argv, prog="esper sweep TASK")
+    task, *rest = argv
     if task.startswith("-") or "=" in task:
         raise EsperError(f"{shorten(task)}: name the task first, as in esper sweep digits_impaired")
     if flag_value(rest, "--task") is not None:
-        raise EsperError(f"--task: the task is {shorten(task)}, the first word")
+        raise EsperError(f"--task: the task is {shorten(task)}, the first argument")
     named, file = flag_value(rest, "--preset") or "", flag_value(rest, "--config")
     path = Path(file) if file else None
     base = Sweep(training=resolve(named, path, int_flag_value(rest, "--rounds"), task))

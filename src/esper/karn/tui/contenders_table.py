@@ -9,10 +9,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.tui.chart import Axis
+from esper.karn.tui.formats import count, figure, interval, known
 from esper.karn.tui.learning_curve import INTERVAL_STYLE, MEAN_STYLE
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import count, figure, interval, known
 from esper.karn.views import Contender, RunKind, RunState, RunSummary
 from esper.leyline.statistics import Estimate
 

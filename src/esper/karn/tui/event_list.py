@@ -9,10 +9,10 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from esper.karn.tui.formats import figure
 from esper.karn.tui.panel import Panel, hint
 from esper.karn.tui.policy_health import WARNING_STYLE
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import figure
 from esper.karn.views import EventLine
 from esper.leyline.codec import Json
 
@@ -61,14 +61,14 @@ def _line(event: EventLine) -> Text:
     at = time.strftime("%H:%M:%S", time.localtime(event.time))
     place = "" if event.round is None else f"round {event.round + 1}"
     place += "" if event.step is None else f" step {event.step + 1}"
-    words = event.type.lower().replace("_", " ")
+    name = event.type.lower().replace("_", " ")
     return Text.assemble(
-        (f"{at} ", "dim"), (f"{place:<17}", "dim"), (words, style), _told(event), no_wrap=True,
+        (f"{at} ", "dim"), (f"{place:<17}", "dim"), (name, style), _details(event), no_wrap=True,
         overflow="ellipsis",
     )  # fmt: skip
 
 
-def _told(event: EventLine) -> str:
+def _details(event: EventLine) -> str:
     """The figures of an event; who it is about, if it is about members."""
     members = event.payload.get("member_N")
     if isinstance(members, list):

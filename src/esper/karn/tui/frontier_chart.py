@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.tui.chart import Axis, Chart
+from esper.karn.tui.formats import count
 from esper.karn.tui.panel import Panel, hint
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import count
 
 PICK_STYLE: Final = "bold #e69f00"
 FRONT_STYLE: Final = "bold #56b4e9"

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.tui.chart import LABEL_WIDTH, Axis, Chart
+from esper.karn.tui.formats import figure, interval
 from esper.karn.tui.panel import Panel, hint
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import figure, interval
 from esper.karn.views import RoundPoint
 
 MEAN_STYLE: Final = "bold #56b4e9"

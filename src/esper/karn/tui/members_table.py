@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.stages import stage_name
+from esper.karn.tui.formats import UNKNOWN, figure, known
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import stage_mark, stage_style
-from esper.karn.tui.words import UNKNOWN, figure, known
 from esper.karn.views import MemberState, SlotState
 from esper.leyline.stages import SeedStage
 

@@ -7,10 +7,10 @@ import math
 from rich.console import RenderableType
 from rich.text import Text
 
+from esper.karn.tui.formats import count, figure, sparkline, topology
 from esper.karn.tui.frontier_chart import FRONT_STYLE, PICK_STYLE
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import count, figure, sparkline, topology
 from esper.karn.views import FrontierPoint, NetworkCurve
 
 _CURVE = 8

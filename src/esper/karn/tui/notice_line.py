@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.text import Text
 from textual.widgets import Static
 
+from esper.karn.tui.formats import notice
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import notice
 
 
 class NoticeLine(Static):
@@ -17,7 +17,7 @@ class NoticeLine(Static):
         unread = f"Not up to date: {shot.problem}" if shot.problem else ""
         self.say(" ".join(part for part in (notice(shot.summary), unread) if part))
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """Show a sentence; hide the line if there is none."""
-        self.display = bool(words)
-        self.update(Text(words))
+        self.display = bool(text)
+        self.update(Text(text))

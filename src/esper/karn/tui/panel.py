@@ -69,6 +69,6 @@ def plain_table(*columns: str, right: tuple[int, ...] = ()) -> Table:
     return table
 
 
-def hint(words: str) -> Text:
+def hint(text: str) -> Text:
     """What is said in place of figures that are not there (yet)."""
-    return Text(words, style="dim")
+    return Text(text, style="dim")

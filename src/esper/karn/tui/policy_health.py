@@ -9,9 +9,9 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from esper.karn.tui.formats import figure, sparkline
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import figure, sparkline
 from esper.karn.views import PPOPoint
 
 _METRICS: Final[tuple[tuple[str, Callable[[PPOPoint], float]], ...]] = (

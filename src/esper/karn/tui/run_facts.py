@@ -6,9 +6,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from esper.karn.tui.formats import UNKNOWN, amount, count, duration, figure, known, sparkline
 from esper.karn.tui.panel import Panel, plain_table
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import UNKNOWN, amount, count, duration, figure, known, sparkline
 
 _BAR = 20
 _LABEL = 15

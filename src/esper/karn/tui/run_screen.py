@@ -100,9 +100,9 @@ class RunScreen(Screen[None]):
         if shot is not None:
             self.app.call_from_thread(self.show, shot)
 
-    def _say(self, words: str) -> None:
+    def _say(self, text: str) -> None:
         if self.is_mounted:
-            self.query_one(NoticeLine).say(words)
+            self.query_one(NoticeLine).say(text)
 
     def show(self, shot: RunShot) -> None:
         """Show the run as it is now."""

@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable
 
-from esper.karn.tui.words import STATE_STYLES, STATE_WORDS, UNKNOWN, amount, figure
+from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, UNKNOWN, amount, figure
 from esper.karn.views import RunSummary
 
 _COLUMNS = ("state", "kind", "done", "score", "run", "created (UTC)")
@@ -49,7 +49,7 @@ def _row(run: RunSummary) -> tuple[Text, ...]:
     of = f"/{amount(run.total)}" if run.total else ""
     score = run.score if run.score is not None else run.best_score
     return (
-        Text(STATE_WORDS[run.state], style=STATE_STYLES[run.state]),
+        Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state]),
         Text(run.kind.value),
         Text(f"{amount(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
         Text(figure(score), justify="right"),

@@ -6,8 +6,8 @@ from rich.console import Group
 from rich.text import Text
 from textual.widgets import Static
 
+from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, amount, duration, figure
 from esper.karn.tui.reader import RunShot
-from esper.karn.tui.words import STATE_STYLES, STATE_WORDS, amount, duration, figure
 
 _BAR = 24
 _SHORT_BAR = 10
@@ -23,7 +23,7 @@ class TitleBar(Static):
 
 def _name(shot: RunShot, width: int) -> Text:
     run = shot.summary
-    state = Text(STATE_WORDS[run.state], style=STATE_STYLES[run.state])
+    state = Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state])
     kind = f"  {run.kind.value}  "
     name = Text(run.name, style="bold")
     name.truncate(max(10, width - 2 - len(kind) - len(state)), overflow="ellipsis")
@@ -39,13 +39,13 @@ def _progress(shot: RunShot, width: int) -> Text:
         line.append("█" * full, style="#56b4e9").append("░" * (bar - full), style="dim")
         line.append(" ")
     of = f"/{amount(run.total)}" if run.total else ""
-    words = [f"{amount(run.done)}{of} {run.unit}", duration(run.seconds)]
+    parts = [f"{amount(run.done)}{of} {run.unit}", duration(run.seconds)]
     if budget.seconds_left is not None:
-        words.append(f"{duration(budget.seconds_left)} left")
+        parts.append(f"{duration(budget.seconds_left)} left")
     if run.score is not None:
-        words.append(f"score {figure(run.score)}")
+        parts.append(f"score {figure(run.score)}")
     if run.best_score is not None:
-        words.append(f"best {figure(run.best_score)}")
+        parts.append(f"best {figure(run.best_score)}")
     if shot.speeds:
-        words.append(f"{figure(shot.speeds[-1].member_steps_per_second, 1)} member-steps/s")
-    return line.append("  ".join(words))
+        parts.append(f"{figure(shot.speeds[-1].member_steps_per_second, 1)} member-steps/s")
+    return line.append("  ".join(parts))

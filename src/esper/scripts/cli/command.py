@@ -37,8 +37,8 @@ def run_command(
     config: type[C], job: Callable[[C], int | None], argv: Sequence[str] | None = None
 ) -> int:
     """Parse the command line, run `job` with the config and return the exit status."""
-    words = sys.argv[1:] if argv is None else argv
-    return exit_status_of(lambda: job(read_command_line(config, words)))
+    argv = sys.argv[1:] if argv is None else argv
+    return exit_status_of(lambda: job(read_command_line(config, argv)))
 
 
 def exit_status_of(work: Callable[[], int | None]) -> int:
@@ -115,8 +115,8 @@ def read_command_line(
     from esper.scripts.cli.flags import REGISTRY, unknown_flag
     from esper.scripts.cli.help import read_help, render, wanted_help
 
-    def parse(words: Sequence[str]) -> C:
-        read = tyro.cli(config, args=words, default=default, prog=prog, registry=REGISTRY)
+    def parse(arguments: Sequence[str]) -> C:
+        read = tyro.cli(config, args=arguments, default=default, prog=prog, registry=REGISTRY)
         return cast(C, read)
 
     wanted = wanted_help(argv)
@@ -130,7 +130,7 @@ def read_command_line(
     except SystemExit as stop:
         if stop.code != REFUSED:
             raise
-    short = [shorten(word) for word in argv]
+    short = [shorten(argument) for argument in argv]
     if short != list(argv):
         read_command_line(config, short, default, prog)  # raises the same error, shorter
     message = one_line(complaint.getvalue())

@@ -54,33 +54,33 @@ def schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule]
         metavar="START [END UPDATES|run]",
         instance_from_str=read_schedule,
         is_instance=lambda value: isinstance(value, Schedule),
-        str_from_instance=schedule_words,
+        str_from_instance=schedule_arguments,
     )
 
 
-def read_schedule(words: Sequence[str]) -> Schedule:
-    """Parse one or three words.
+def read_schedule(arguments: Sequence[str]) -> Schedule:
+    """Parse one or three arguments.
 
     >>> read_schedule(["2e-3", "5e-4", "50"])
     Schedule(start=0.002, end=0.0005, steps=50)
     """
-    if len(words) == 1:
-        return Schedule(float(words[0]))
-    if len(words) != 3:
-        raise ValueError(f"{' '.join(words)}: give one number, or START END UPDATES")
-    return Schedule(float(words[0]), float(words[1]), _read_steps(words[2]))
+    if len(arguments) == 1:
+        return Schedule(float(arguments[0]))
+    if len(arguments) != 3:
+        raise ValueError(f"{' '.join(arguments)}: give one number, or START END UPDATES")
+    return Schedule(float(arguments[0]), float(arguments[1]), _read_steps(arguments[2]))
 
 
-def _read_steps(word: str) -> int | Literal["run"]:
-    if word == WHOLE_RUN:
+def _read_steps(text: str) -> int | Literal["run"]:
+    if text == WHOLE_RUN:
         return WHOLE_RUN
     try:
-        return int(word)
+        return int(text)
     except ValueError:
-        raise ValueError(f"{word}: UPDATES must be a whole number or {WHOLE_RUN}") from None
+        raise ValueError(f"{text}: UPDATES must be a whole number or {WHOLE_RUN}") from None
 
 
-def schedule_words(schedule: Schedule) -> list[str]:
+def schedule_arguments(schedule: Schedule) -> list[str]:
     """Format for `read_schedule`."""
     if not schedule.steps:
         return [str(schedule.start)]
@@ -95,7 +95,7 @@ def context_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[ContextSpe
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="|".join(("{None}", *NAMED_CONTEXTS, "FILE.json")),
-        instance_from_str=lambda words: None if words[0] == "None" else read_context(words[0]),
+        instance_from_str=lambda given: None if given[0] == "None" else read_context(given[0]),
         is_instance=lambda value: value is None or isinstance(value, ContextSpec),
         str_from_instance=lambda spec: ["None" if spec is None else context_text(spec)],
     )
@@ -110,8 +110,8 @@ def flag_value(argv: Sequence[str], flag: str) -> str | None:
     '5'
     """
     found = None
-    for word, following in pairwise([*argv, ""]):
-        name, given, value = word.partition("=")
+    for argument, following in pairwise([*argv, ""]):
+        name, given, value = argument.partition("=")
         if name.replace("_", "-") != flag:
             continue
         if given:
@@ -123,9 +123,9 @@ def flag_value(argv: Sequence[str], flag: str) -> str | None:
 
 def int_flag_value(argv: Sequence[str], flag: str) -> int | None:
     """As `flag_value`, as an int; None if it is not one (parsing will report it)."""
-    word = flag_value(argv, flag)
+    argument = flag_value(argv, flag)
     try:
-        return int(word) if word is not None else None
+        return int(argument) if argument is not None else None
     except ValueError:
         return None
 
@@ -137,9 +137,9 @@ def insert_flag_value(argv: Sequence[str], flag: str, value: str) -> list[str]:
     ['--resume', 'newest', '--quiet']
     """
     filled = []
-    for word, following in pairwise([*argv, "--"]):
-        filled.append(word)
-        if word == flag and following.startswith("-"):
+    for argument, following in pairwise([*argv, "--"]):
+        filled.append(argument)
+        if argument == flag and following.startswith("-"):
             filled.append(value)
     return filled
 

@@ -146,10 +146,10 @@ def wanted_help(argv: Sequence[str]) -> str | None:
     >>> wanted_help(["--envs", "3", "--help", "learner"])
     'learner'
     """
-    for number, word in enumerate(argv):
-        if word == HELP_ALL:
+    for number, argument in enumerate(argv):
+        if argument == HELP_ALL:
             return "all"
-        if word in HELP_FLAGS:
+        if argument in HELP_FLAGS:
             following = argv[number + 1 : number + 2]
             return following[0] if following and not following[0].startswith("-") else ""
     return None

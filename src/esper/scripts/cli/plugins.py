@@ -62,8 +62,8 @@ class Plugin:
     def main(self) -> Callable[[], int]:
         """What runs it; raises as `command`."""
         module = self.command().module
-        door: Callable[[], int] = self._load(lambda: importlib.import_module(module).main)
-        return door
+        main: Callable[[], int] = self._load(lambda: importlib.import_module(module).main)
+        return main
 
     def summary(self) -> str:
         """One line for the help, also of a broken package."""

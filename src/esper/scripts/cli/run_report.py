@@ -50,8 +50,8 @@ def print_report(report: RunReport, result: RunResult) -> None:
     console.print(outcome_table(report, result))
     for line in _lines(report, result):
         say(console, line)
-    for word, path in (("picture", report.picture), ("numbers", report.numbers)):
-        say(console, f"{word}: {path}")
+    for label, path in (("picture", report.picture), ("numbers", report.numbers)):
+        say(console, f"{label}: {path}")
 
 
 def outcome_table(report: RunReport, result: RunResult) -> Table:

@@ -28,14 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status_of(lambda: train(sys.argv[1:] if argv is None else argv))
 
 
-def train(words: Sequence[str]) -> int:
+def train(argv: Sequence[str]) -> int:
     """Parse, check, run, report. Imports are local, so that --help is fast."""
     from esper.simic.training.runs.resume_command import LEARNER
 
     names = [LEARNER, *WORDS]
-    if not words:
+    if not argv:
         raise EsperError(f"name a policy: {', '.join(names)}; --help describes them")
-    policy, *flags = words
+    policy, *flags = argv
     if policy in HELP_FLAGS:
         print(overview())
     elif policy == LEARNER:

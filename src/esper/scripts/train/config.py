@@ -334,8 +334,8 @@ def _require_known_policy(policy: str) -> None:
 def _reject_removed_flags(policy: str, argv: Sequence[str]) -> None:
     """Raise on a removed flag, naming its replacement."""
     kind, _, _ = policy.partition(":")
-    for word in argv:
-        flag, _, _ = word.partition("=")
+    for argument in argv:
+        flag, _, _ = argument.partition("=")
         if flag in _REMOVED_FLAGS:
             usual, by_kind = _REMOVED_FLAGS[flag]
             raise EsperError(f"{flag} was removed: write {by_kind.get(kind, usual)}")

@@ -57,14 +57,14 @@ def report_learner(config: TrainPPO, learnt: Learnt) -> None:
         console = console_for_report()
         console.print(judgement_table(judged))
         say(console, judged.verdict_line())
-        for word, what in (
+        for label, what in (
             ("learning curve", places.curve),
             ("history", places.history),
             ("run folder", learnt.folder.path),
             ("evaluate again with", shlex.join(["esper", "eval", str(learnt.folder.path)])),
             ("train on with", _more_rounds(learnt)),
         ):
-            say(console, f"{word}: {what}")
+            say(console, f"{label}: {what}")
 
 
 def _more_rounds(learnt: Learnt) -> str:

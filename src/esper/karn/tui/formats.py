@@ -11,7 +11,7 @@ from esper.karn.views import RunKind, RunState, RunSummary
 from esper.leyline.statistics import Estimate
 from esper.plotting.durations import format_duration
 
-STATE_WORDS: Final = {
+STATE_NAMES: Final = {
     RunState.RUNNING: "▶ running",
     RunState.FINISHED: "✓ finished",
     RunState.INTERRUPTED: "‖ interrupted",
