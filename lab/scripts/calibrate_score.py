@@ -180,7 +180,7 @@ def merge(records: list[dict[str, Any]]) -> Searched:
     members_K = np.array([n.sum() for n in members])
     filled_K = np.array([sum(kind != EMPTY for kind in slots) for slots in slots_K])
     if filled_K.min() > 0 or filled_K.max() < len(slots_K[0]):
-        raise EsperError(f"search of {tasks[0]}: it needs the host alone and a full topology")
+        raise EsperError(f"search of {tasks[0]}: it needs the host and a full topology")
     accuracy_K, error = _shrunk_to_fit(slots_K, means["accuracy"], members_K, _deviation(rows))
     return Searched(
         task=tasks[0],

@@ -286,7 +286,7 @@ def _show(
     best = ranked[0]
     print(
         f"best: {best.topology} ({best.score:.3f}); best that fills every slot: {full.topology} "
-        f"({full.score:.3f}); host alone: {alone.score:.3f}"
+        f"({full.score:.3f}); host: {alone.score:.3f}"
     )
 
 

@@ -231,5 +231,5 @@ def test_other_files_are_no_results(tmp_path, content):
 
 
 def test_a_run_that_grew_nothing_has_no_topology(tmp_path):
-    with pytest.raises(EsperError, match="the host alone"):
+    with pytest.raises(EsperError, match="topology is the host;"):
         load_topology(result(tmp_path / "r.json", [[[-1, -1]]]))

@@ -150,7 +150,7 @@ def bad_files(folder: Path) -> dict[str, list[Path]]:
         ("text", "cannot be read"),
         ("other", "lists no topologies"),
         ("old", "flops_ratio"),
-        ("no_host", "host alone"),
+        ("no_host", "needs the host"),
         ("two tasks", "one task"),
         ("missing", "nowhere.json"),
     ],

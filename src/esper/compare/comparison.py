@@ -107,7 +107,7 @@ class PolicyResult(ArrayStruct):
     macs_N: Ints
     """MACs of that network per sample."""
     flops_ratio_N: Doubles
-    """Training FLOPs over those of the host alone."""
+    """Training FLOPs over those of the host."""
     germinated_N: Ints
     fossilized_N: Ints
     pruned_N: Ints
@@ -164,7 +164,7 @@ class PolicyResult(ArrayStruct):
                 for slot, kind in zip(self.slots, kind_S, strict=True)
                 if kind != NO_BLUEPRINT
             ]
-            found[",".join(seeds) or "the host alone"] += 1
+            found[",".join(seeds) or "the host"] += 1
         return found
 
 

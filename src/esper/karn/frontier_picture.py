@@ -50,7 +50,7 @@ class PolicyPoint:
     """0..1."""
     parameters: Estimate
     flops_ratio: Estimate
-    """Training FLOPs relative to the host alone."""
+    """Training FLOPs relative to the host."""
     difference: Estimate | None
     """Score difference to the reference; None for the reference itself."""
     improvement: Estimate | None
@@ -75,7 +75,7 @@ def _figure(points: Sequence[PolicyPoint], title: str, note: str) -> Figure:
     parameters = [point.parameters for point in points]
     flops = [point.flops_ratio for point in points]
     _draw_cost(left, points, parameters, "parameters")
-    _draw_cost(right, points, flops, "training FLOPs / those of the host alone")
+    _draw_cost(right, points, flops, "training FLOPs / those of the host")
     left.set_ylabel("test accuracy")
     _draw_differences(below.subplots(), points)
     figure.draw_without_rendering()  # computes the layout, so that points have pixel positions

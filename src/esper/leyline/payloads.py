@@ -174,7 +174,7 @@ class EpisodeOutcome(Payload):
     added_params_E: Ints
     added_macs_E: Ints
     flops_ratio_E: Doubles
-    """Training FLOPs relative to the host alone."""
+    """Training FLOPs relative to the host."""
     germinated_E: Ints
     fossilized_E: Ints
     pruned_E: Ints

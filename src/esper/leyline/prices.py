@@ -25,7 +25,7 @@ class ScoreConstants:
     c_m: float = 0.005
     """Per doubling of the multiply-accumulates of one forward."""
     c_f: float = 0.002
-    """Per training run of the host alone, in extra FLOPs."""
+    """Per training run of the host, in extra FLOPs."""
 
     def __post_init__(self) -> None:
         for name in ("c_p", "c_m", "c_f"):

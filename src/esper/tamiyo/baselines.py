@@ -35,7 +35,7 @@ class StatelessPolicy(ScriptedPolicy):
 
 
 class WaitPolicy(StatelessPolicy):
-    """Always chooses WAIT: trains the host alone."""
+    """Always chooses WAIT: trains the host as it is."""
 
     def act(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: None

@@ -1,8 +1,8 @@
 """Parser of policy names on the command line of `train`, `compare` and the benchmarks.
 
     wait   random   heuristic
-    wait:FACTOR                                 the host alone, trained FACTOR times as long
-    wait:as:POLICY                              the host alone with the compute of that policy
+    wait:FACTOR                                 the host, trained FACTOR times as long
+    wait:as:POLICY                              the host with the compute of that policy
     heuristic:BLUEPRINT,BLUEPRINT               the heuristic with this order of blueprints
     heuristic:TABLE.json                        the heuristic, planning by a table price -> topology
     heuristic:RULES.toml                        the heuristic with the rules of a file
@@ -215,7 +215,7 @@ def _parse_wait(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     if not 0 < longer <= MAX_WAIT_FACTOR:  # also rejects NaN
         raise EsperError(
             f"policy {shown(parsed.text)}: expected wait:FACTOR above 0 and up to "
-            f"{MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the host alone 1.2 times as long, "
+            f"{MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the host 1.2 times as long, "
             f"or wait:as:POLICY"
         )
     return replace(parsed, longer=longer)

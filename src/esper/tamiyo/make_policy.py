@@ -186,7 +186,7 @@ def load_topology(path: Path) -> tuple[str, ...]:
         ) from None
     if not found:
         raise EsperError(
-            f"{path}: the most frequent final topology is the host alone; use wait instead"
+            f"{path}: the most frequent final topology is the host; use wait instead"
         )
     return found
 

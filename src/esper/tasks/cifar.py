@@ -34,7 +34,7 @@ from esper.tasks.scoring import SIZE_SCORE, Upkeep
 from esper.tasks.spec import OptimSettings, TaskSpec
 
 BASELINE_SCORE: Final = ScoreConstants(c_p=0.05, c_m=0.005, c_f=0.005)
-"""depthwise in r0c0 and r0c1 (.618) leads depthwise everywhere (.615) and the host alone (.604);
+"""depthwise in r0c0 and r0c1 (.618) leads depthwise everywhere (.615) and the host (.604);
 with slots behind pooling too, depthwise in the first three (.631) leads all six (.626) and the host
 (.596). On cifar_deep depthwise in the first four of eight slots (.662) leads all eight (.657) and
 the host (.656)."""

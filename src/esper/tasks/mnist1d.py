@@ -153,7 +153,7 @@ def read_npy(
 
 
 SCORE: Final = ScoreConstants(c_p=0.03, c_m=0.005, c_f=0.002)
-"""Of 64 topologies conv_light in r0c0 (.703) beats every full one (.693) and the host alone (.691),
+"""Of 64 topologies conv_light in r0c0 (.703) beats every full one (.693) and the host (.691),
 by about the standard error of these figures (docs/results.md). Not searched for signals."""
 _HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=2, kernel_size=3)
 

@@ -107,7 +107,7 @@ def score(
 ) -> Doubles:
     """Return the score `[E]` from the population's arrays (see `slot_reports()`).
 
-    `host_params`, `host_macs`: P0, M0. `flops_ratio_E`: training FLOPs relative to the host alone,
+    `host_params`, `host_macs`: P0, M0. `flops_ratio_E`: training FLOPs relative to the host,
     from `TrainingFlops.ratio_E` or the compute clock. `price_E`: factor on all constants.
     """
     if min(host_params, host_macs) < 1:
@@ -167,7 +167,7 @@ def upkeep(live_mac_share_E: Doubles, live_seeds_E: Ints, rule: Upkeep) -> Doubl
 
 
 class TrainingFlops:
-    """Training FLOPs of each member in an episode, relative to its host alone.
+    """Training FLOPs of each member in an episode, relative to its host.
 
     The rule, per training sample:
     - a main row costs 3 x the MACs of the host and of every seed with alpha above 0 (a seed being

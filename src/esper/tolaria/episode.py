@@ -75,7 +75,7 @@ class EpisodeTracker:
 
     @property
     def flops_ratio_E(self) -> Doubles:
-        """Training FLOPs relative to a training run of the host alone."""
+        """Training FLOPs relative to a training run of the host."""
         clock = self.context.clock
         return self.flops.ratio_E if clock is None else clock.runs_E
 

@@ -56,7 +56,7 @@ class TopologySpace:
 
     @property
     def bare(self) -> Topology:
-        """The host alone."""
+        """The host."""
         return (EMPTY,) * self.slots
 
     def options(self, slot: int) -> list[str]:

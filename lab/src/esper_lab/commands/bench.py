@@ -123,7 +123,7 @@ def list_shipped(as_json: bool) -> None:
     head = ("records", "contexts", "topologies", "hosts", "steps", "size", "bare host", "best one",
             "score of bare", "device")  # fmt: skip
     say(text_table(head, [_listed_row(entry) for entry in found]))
-    print("\nbare host, best one: mean test accuracy, of the host alone and of the best topology")
+    print("\nbare host, best one: mean test accuracy, of the host and of the best topology")
     print("esper bench NAME judges policies on them")
 
 

@@ -63,7 +63,7 @@ class RoundPoint:
     """Mean over members, as are the following."""
     added_macs: float
     flops_ratio: float
-    """Training FLOPs over those of the host alone."""
+    """Training FLOPs over those of the host."""
     germinated: float
     fossilized: float
     pruned: float

@@ -111,7 +111,7 @@ def _topologies(result: RunResult) -> Counter[str]:
                 for slot, kind in zip(result.slots, kind_S, strict=True)
                 if kind != NO_BLUEPRINT
             ]
-            found[", ".join(seeds) or "the host alone"] += 1
+            found[", ".join(seeds) or "the host"] += 1
     return found
 
 

@@ -74,7 +74,7 @@ def _kept(trained: Trained) -> list[str]:
     lines, folder = [], trained.folder
     if trained.members:
         best = trained.members[0]
-        grown = ", ".join(best.topology) or "the host alone"
+        grown = ", ".join(best.topology) or "the host"
         lines = [
             f"best member: score {best.score:.4f}, {best.parameters:,} parameters, {grown} "
             f"({members_dir(folder.path) / best.name})"

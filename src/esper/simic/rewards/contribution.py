@@ -1,7 +1,7 @@
 """The contribution family: progress is accuracy, the worth of a seed its contribution to it.
 
 A seed's worth is its last measured counterfactual contribution, so it earns nothing for progress of
-the host alone. The progress of a member is its accuracy on `val_control`, or its score.
+the host. The progress of a member is its accuracy on `val_control`, or its score.
 
 Shape letters: E members, S slots.
 """

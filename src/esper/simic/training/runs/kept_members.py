@@ -70,7 +70,7 @@ class KeptMember:
     macs: int
     """Per sample."""
     topology: tuple[str, ...]
-    """`slot=blueprint` words, as `static-final:` takes them; empty: the host alone."""
+    """`slot=blueprint` each, as `static-final:` takes them; empty: the host."""
 
     @property
     def name(self) -> str:
