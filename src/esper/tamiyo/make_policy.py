@@ -185,9 +185,7 @@ def load_topology(path: Path) -> tuple[str, ...]:
             f"pass the JSON file that `train` writes"
         ) from None
     if not found:
-        raise EsperError(
-            f"{path}: the most frequent final topology is the host; use wait instead"
-        )
+        raise EsperError(f"{path}: the most frequent final topology is the host; use wait instead")
     return found
 
 

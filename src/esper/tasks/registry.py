@@ -24,7 +24,17 @@ from esper.tasks.task_files import (
     task_entry_points,
 )
 
-_TORCH_MODULES: Final = frozenset(("context_data", "member_functions", "objectives", "row_terms"))
+_TORCH_MODULES: Final = frozenset(
+    (
+        "context_data",
+        "measuring",
+        "member_functions",
+        "metric_forms",
+        "metrics",
+        "objectives",
+        "row_terms",
+    )
+)
 """Modules of this folder that define no task and import torch, which listing tasks must not."""
 
 
