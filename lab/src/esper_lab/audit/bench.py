@@ -283,7 +283,7 @@ class SimulatedEpisodes:
     def step(self, stop_N: Bools) -> Observation:
         """Stop some episodes for good, train the others for one step.
 
-        As in the engine, an episode that has not trained on any batch yet goes on.
+        As in the engine, an episode that has not trained on any batch yet continues.
         """
         if self._row < 1 or self.done:
             where = "the episodes are over, reset" if self._row > 0 else "plan first"

@@ -50,7 +50,7 @@ class Pick:
     compute: float
     """All that was spent, in training runs of the bare host."""
     price: float | None = None
-    """Price factor it was told; None: it does not depend on one."""
+    """Price factor it was given; None: it does not depend on one."""
     note: str = ""
     """What it is, in a few words; empty: as the picture knows it."""
 

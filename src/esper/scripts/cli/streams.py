@@ -33,7 +33,7 @@ class _Descriptor(io.FileIO):
 
     lost: OSError | None = None
     heartbeat: Heartbeat | None = None
-    """Is told about everything that is written."""
+    """Notified of everything that is written."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "w", closefd=False)

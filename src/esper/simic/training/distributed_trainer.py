@@ -1,7 +1,7 @@
 """`DistributedTrainer`: the training loop of one rank of several.
 
 Every rank runs its own members. Before and after each update the ranks agree whether all of them
-can go on, so that an error or a stop signal of one ends all. Records, and what listeners are told
+can continue, so that an error or a stop signal of one ends all. Records, and what listeners receive
 at the end of a round, are those of the members of all ranks; listeners and hooks run where they
 are given, which is rank 0.
 """
@@ -182,7 +182,7 @@ class DistributedTrainer(VectorizedPPOTrainer):
 
 
 class _WithoutRoundEnd(ListenerGroup):
-    """Leaves out the end of a round, which is told once it is known of all ranks."""
+    """Leaves out the end of a round, which is reported once it is known of all ranks."""
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """No-op."""
