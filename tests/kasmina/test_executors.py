@@ -197,9 +197,9 @@ def test_dropout_of_a_shared_input_is_each_members_own(executor):
     [("loop", "cnn"), ("vmap", "cnn"), ("vmap", "transformer"), ("vmap", "mlp")],
 )
 def test_member_does_not_depend_on_how_many_there_are(executor, kind, device):
-    """Initial weights of host and seeds bit-identical, 20 batches within 1e-5 (1e-3 on a GPU)."""
+    """Initial weights of host and seeds bit-identical, 6 batches within 1e-5 (1e-3 on a GPU)."""
     losses = {}
-    counts = (1, 3, 8) if kind == "cnn" else (1, 4)
+    counts = (1, 4)
     for members in counts:
         population = make_population(members, executor, seed=4, device=device, kind=kind)
         everyone = list(range(members))
@@ -210,7 +210,7 @@ def test_member_does_not_depend_on_how_many_there_are(executor, kind, device):
         seed = population.network.banks[1, 2].flat_EP.detach()[0].clone()
         trace = [
             population.train_batch(*batch(members, b, device=device, kind=kind)).loss_E[0]
-            for b in range(20)
+            for b in range(6)
         ]
         losses[members] = (start, seed, torch.stack(trace))
     for members in counts[1:]:
