@@ -16,7 +16,7 @@ from esper.growing.trainers.task import Task
 from grow_support import read_parts, runs_of
 from support import refused
 
-BUDGET = esper.Budget(host_runs=2)
+BUDGET = esper.Budget(host_runs=1)
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -54,15 +54,8 @@ def test_training_batches_are_in_bfloat16_and_validation_is_not(tmp_path, monkey
         return outputs(self, network, values)
 
     monkeypatch.setattr(Task, "outputs", watched)
-    grow(tmp_path, amp=True, budget=esper.Budget(host_runs=1), epochs=1)
+    grow(tmp_path, amp=True, epochs=1)
     assert seen == {"train": {True}, "val": {False}}
-
-
-def wide_mlp() -> nn.Module:
-    """With products large enough for oneDNN."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
-    )
 
 
 def test_the_plain_network_has_the_validation_score_of_its_run(result):
@@ -109,6 +102,6 @@ def test_what_is_no_choice_is_one_line(amp):
 
 
 def test_auto_is_float32_on_a_cpu(tmp_path):
-    found = grow(tmp_path, amp="auto", budget=esper.Budget(host_runs=1), epochs=1)
+    found = grow(tmp_path, amp="auto", epochs=1)
     assert not found.info.amp
     assert {row.how.precision for row in runs_of(found.folder)} == {"float32"}
