@@ -11,10 +11,11 @@ import os
 import socket
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 HERE = Path(__file__).parent
 
@@ -26,13 +27,40 @@ def run_ranks(job: str, size: int, out: Path, **settings: Any) -> list[dict[str,
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(size)]
 
 
+def fork_ranks(job: str, size: int, out: Path, **settings: Any) -> list[dict[str, Any]]:
+    """The same in copies of this process, which have imported all that it has."""
+    port = _prepare(out, settings)
+    children = [os.fork() or _rank_of_fork(job, out, rank, size, port) for rank in range(size)]
+    done = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert done == [0] * size, [(out / f"{rank}.err").read_text() for rank in range(size)]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def _rank_of_fork(job: str, out: Path, rank: int, size: int, port: int) -> NoReturn:
+    status = 1
+    try:
+        os.environ.update(rank_environment(rank, size, port))
+        sys.argv = ["rank_driver.py", job, str(out)]
+        main()
+        status = 0
+    except BaseException:
+        (out / f"{rank}.err").write_text(traceback.format_exc())
+    finally:
+        os._exit(status)
+
+
 def start_ranks(job: str, size: int, out: Path, **settings: Any) -> list[subprocess.Popen[bytes]]:
+    port = _prepare(out, settings)
+    return [_start(job, out, rank_environment(rank, size, port), rank) for rank in range(size)]
+
+
+def _prepare(out: Path, settings: dict[str, Any]) -> int:
+    """Write the settings; return a free port."""
     out.mkdir(parents=True, exist_ok=True)
     (out / "settings.json").write_text(json.dumps(settings))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [_start(job, out, rank_environment(rank, size, port), rank) for rank in range(size)]
+        return int(free.getsockname()[1])
 
 
 def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:

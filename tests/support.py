@@ -132,6 +132,10 @@ EVERY_KIND = [
 ]
 """For tests of every kind; residual hosts, which take longest, are among the slow ones."""
 
+ONE_OF_EACH = [("vmap", "cnn"), ("loop", "transformer"), ("vmap", "mlp")]
+"""Both executors and every sort of input, but not their product: that the executors agree has
+tests of its own (`test_vmap_equals_loop_over_three_steps_with_mixed_topologies`)."""
+
 
 def make_population(
     members: int = 3,

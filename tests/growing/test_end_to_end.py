@@ -127,6 +127,8 @@ def test_trackers_and_on_round_get_every_rung_and_networks_are_the_same(
     found = grow(tmp_path, track=["wandb"], on_round=seen.append)
     assert [progress.round for progress in seen] == list(range(len(seen)))
     assert library.steps == [progress.round for progress in seen] != []
+    scores = [progress.best_score for progress in seen]
+    assert scores == sorted(scores), "the best so far never falls"
     assert same_weights(found, whole)
 
 

@@ -22,7 +22,7 @@ from esper.growing.folder import read_table, weights_path
 from esper.growing.progress import ProgressPrinter
 from esper.growing.search import control_numbers, frontier_numbers
 from esper.growing.settings import GrowSettings
-from grow_support import read_parts, runs_of, same_weights
+from grow_support import read_parts, runs_of
 
 
 def data(samples: int = 240, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -80,18 +80,12 @@ def test_the_plain_model_has_the_validation_score_of_its_run(result):
         assert "esper" not in {type(m).__module__.split(".")[0] for m in network.model.modules()}
 
 
-def test_the_same_seed_is_the_same_search_bit_for_bit(result, tmp_path):
-    again = grow(tmp_path)
-    assert runs_of(again.folder) == runs_of(result.folder)
-    assert same_weights(again, result)
-
-
 def test_another_seed_is_another_search(result, tmp_path):
     other = grow(tmp_path, seed=1, budget=esper.Budget(host_runs=1))
     assert runs_of(other.folder)[0].loss != runs_of(result.folder)[0].loss
 
 
-@pytest.mark.parametrize("runs", [0.5, 1.0, 2.0, 2.9])
+@pytest.mark.parametrize("runs", [0.5, 1.0])
 def test_however_small_the_budget_the_model_itself_is_trained_in_full(tmp_path, runs):
     small = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=2)
     first = runs_of(small.folder)[0]
@@ -180,16 +174,6 @@ def test_samples_of_weight_0_teach_nothing(tmp_path):
     )  # fmt: skip
     assert found.info.loss == "cross_entropy"
     assert found.best.val_score > 0.9
-
-
-def test_progress_is_reported_to_the_caller(tmp_path):
-    seen = []
-    grow(tmp_path, on_round=seen.append, epochs=2, budget=esper.Budget(host_runs=4))
-    assert [one.rung for one in seen] == [one.round for one in seen] == list(range(len(seen)))
-    assert len(seen) > 1
-    assert seen[-1].runs <= 4.0
-    scores = [one.best_score for one in seen]
-    assert scores == sorted(scores), "the best so far never falls"
 
 
 SCRIPT = """

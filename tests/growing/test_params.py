@@ -12,12 +12,13 @@ from esper.growing.settings import GrowSettings
 from esper.kasmina.tracing import finished_model
 from user_models import CASES
 
-QUICK = ("sequential", "lstm", "unused", "frozen", "tied")
+QUICK = ("sequential", "lstm", "unused")
+OTHERS = ("frozen", "tied", "resnet", "mobilenet", "densenet", "vit", "gpt", "conv1d")
 """Layouts, and hosts with parameters that are unused, frozen or tied."""
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[] if k in QUICK else [pytest.mark.slow]) for k in CASES]
+    "kind", [*QUICK, *[pytest.param(k, marks=pytest.mark.slow) for k in OTHERS]]
 )
 def test_every_seed_in_every_slot_counts_as_in_the_module_the_user_gets(kind):
     """One blueprint after the other, in all slots that it fits."""

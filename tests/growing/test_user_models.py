@@ -24,7 +24,7 @@ from user_models import CASES, Case
 
 NO_ONNX = any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime"))
 KINDS = ("sequential", "resnet", "mobilenet", "densenet", "vit", "gpt", "conv1d", "tabular")
-FAST = ("resnet", "gpt", "conv1d", "dict_input")
+FAST = ("dict_input",)
 SAMPLES = 60
 
 
@@ -52,7 +52,7 @@ def call(model, inputs):
     "kind",
     [
         pytest.param(kind, marks=[] if kind in FAST else [pytest.mark.slow])
-        for kind in dict.fromkeys((*KINDS, *CASES))
+        for kind in (*KINDS, "dict_input", "two_inputs", "lstm", "frozen", "tied")
     ],
 )
 def test_a_users_model_is_grown_and_comes_back_as_a_plain_network(kind, tmp_path):

@@ -20,7 +20,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 import esper.gym
 from esper.gym.spaces import observations
 from esper.gym.vector_env import EsperVectorEnv
-from esper.leyline import PLANNED, VARIED, ActionHead, EsperError, LifecycleOp, VetoReason
+from esper.leyline import PLANNED, ActionHead, EsperError, LifecycleOp, VetoReason
 from esper.tasks.registry import task_names
 from esper.tolaria.engine import VectorizedEngine
 from gym_support import (
@@ -81,9 +81,9 @@ def test_a_step_is_the_engines_step_bit_for_bit(contexts):
     assert same(played[-1][1], observations(rollout.final_signals))
 
 
-@pytest.mark.parametrize("contexts", [None, VARIED], ids=["fixed", "varied"])
-def test_the_same_seed_repeats_a_trajectory_bit_for_bit(contexts):
+def test_the_same_seed_repeats_a_trajectory_bit_for_bit():
     """Over the end of an episode, in the same environment and in a new one."""
+    contexts = None
     env, steps = flat_env(2, contexts, length=3), 8
     first = play(env, 11, steps)
     play(env, 12, 2)  # abandoned, with another seed

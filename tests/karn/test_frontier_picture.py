@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,9 +64,8 @@ def test_what_is_unknown_is_not_on_the_frontier():
     assert frontier([1.0, 2.0, 3.0], [math.nan, 0.2, 0.3]) == [1, 2]
 
 
-@pytest.mark.parametrize("spread", [1.0, 0.25])
-def test_labels_of_seven_policies_do_not_cover_each_other(spread):
-    figure = frontier_picture._figure(points(7, spread), "a title", "a note")
+def test_labels_do_not_cover_each_other_and_rows_name_every_policy():
+    figure = frontier_picture._figure(points(7, 0.25), "a title", "a note")
     for axes in figure.axes[:2]:
         labels = [text for text in axes.texts if isinstance(text, Annotation)]
         assert len(labels) == 7
@@ -77,10 +75,6 @@ def test_labels_of_seven_policies_do_not_cover_each_other(spread):
         for box in boxes:
             assert figure.bbox.x0 <= box.x0
             assert box.x1 <= figure.bbox.x1
-
-
-def test_rows_name_every_policy_and_its_difference():
-    figure = frontier_picture._figure(points(7), "a title", "a note")
     rows = figure.axes[2]
     assert [label.get_text() for label in rows.get_yticklabels()] == list(NAMES)
     written = [text.get_text() for text in rows.texts]
@@ -88,7 +82,7 @@ def test_rows_name_every_policy_and_its_difference():
     assert all("P 0.50" in text for text in written[1:])
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 20])
+@pytest.mark.parametrize("count", [1, 20])
 def test_any_number_of_policies_is_drawn(count, tmp_path):
     path = tmp_path / "picture.png"
     draw_frontier(path, points(count), "a title", "a note")
@@ -100,19 +94,13 @@ def test_any_number_of_policies_is_drawn(count, tmp_path):
     assert len(looks) == count, "told apart by shape and colour"
 
 
-def test_unknown_intervals_are_left_out(tmp_path):
+def test_unknown_intervals_are_left_out_and_a_label_with_dollar_signs_is_no_formula(tmp_path):
     unknown = Estimate(0.5, math.nan, math.nan)
-    only = PolicyPoint("wait", unknown, unknown, unknown, unknown, unknown)
+    only = PolicyPoint(r"a$\nope{$b", unknown, unknown, unknown, unknown, unknown)
     draw_frontier(tmp_path / "picture.png", [only], "one host", "")
-    assert imread(tmp_path / "picture.png").size
+    assert imread(tmp_path / "picture.png").shape[2] >= 3
 
 
 def test_nothing_to_draw_is_refused(tmp_path):
     with pytest.raises(EsperError, match="nothing to draw"):
         draw_frontier(tmp_path / "picture.png", [], "none", "")
-
-
-def test_a_label_with_dollar_signs_is_no_formula(tmp_path):
-    drawn = [replace(point, label=r"a$\nope{$b") for point in points(2)]
-    draw_frontier(tmp_path / "x.png", drawn, "title", "note")
-    assert imread(tmp_path / "x.png").shape[2] >= 3

@@ -281,7 +281,7 @@ def test_ending_says_how_it_went_and_what_was_lost():
 
 
 @pytest.mark.parametrize("step_events", [True, False])
-@pytest.mark.parametrize("rounds", [1, 2, 3, 4, 6, 7, 9, 10, 12, 37, 200])
+@pytest.mark.parametrize("rounds", [1, 2, 7, 9, 10, 12, 37])
 def test_about_ten_lines_and_one_a_round_up_to_that(rounds, step_events):
     screen = Screen()
     screen.tell(*run(rounds, length=24, step_events=step_events))

@@ -44,8 +44,7 @@ def train_plain(model: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, y
     optimiser.step()
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(("executor", "shared"), [("vmap", False), ("loop", True)])
 def test_members_follow_plain_modules_trained_on_the_same_batches(executor, shared):
     """Parameters and statistics; shadow rows and counterfactuals run in between, unseen."""
     population = incubating(executor)

@@ -77,9 +77,8 @@ def inputs(host: nn.Module, settings: dict[str, int], samples: int) -> tuple[Ten
 
 
 @pytest.mark.parametrize(("make", "settings"), CASES)
-@pytest.mark.parametrize("seed", range(3))
-def test_first_loss_is_within_10_percent_of_chance(make, settings, seed):
-    with forked_rng(seed):
+def test_first_loss_is_within_10_percent_of_chance(make, settings):
+    with forked_rng(0):
         host = make(**settings)
         x, choices = inputs(host, settings, 256 if make is not TransformerHost else 32)
         logits = host(x).flatten(0, -2)

@@ -39,11 +39,10 @@ INPUTS: dict[str, tuple[object, str]] = {
 }
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", INPUTS)
-def test_inputs_that_do_not_fit_are_one_line_at_any_time(name, executor):
+def test_inputs_that_do_not_fit_are_one_line_at_any_time(name):
     x, words = INPUTS[name]
-    population = own_population(executor=executor)
+    population = own_population(executor="loop")
     assert words in refused_before_training(population, x, Y)  # type: ignore[arg-type]
     assert words in refused(lambda: population.forward(x))  # type: ignore[arg-type]
     population.train_batch(X, Y)
@@ -75,11 +74,10 @@ class Normed(OwnHost):
         self.first = torch.nn.Sequential(self.first, torch.nn.BatchNorm2d(4))
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", TARGETS)
-def test_targets_that_do_not_fit_are_one_line_and_change_nothing(name, executor):
+def test_targets_that_do_not_fit_are_one_line_and_change_nothing(name):
     y, words = TARGETS[name]
-    population = own_population(Normed, executor)
+    population = own_population(Normed, "vmap")
     population.begin_step()
     for _ in range(2):  # at the first batch, and at a later one
         before = state(population)

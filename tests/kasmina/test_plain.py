@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 from collections.abc import Iterator
 
@@ -98,8 +99,10 @@ def test_any_topology_has_the_members_output(choices):
     assert plain.meta["untraced"] == ()
 
 
-@pytest.mark.parametrize("style", list(BlendStyle))
-@pytest.mark.parametrize("name", [*BlueprintRegistry.names("cnn"), *CNN_SEEDS])
+@pytest.mark.parametrize(
+    ("name", "style"),
+    zip([*BlueprintRegistry.names("cnn"), *CNN_SEEDS], itertools.cycle(BlendStyle)),
+)
 def test_every_blueprint_becomes_torch_modules(name, style):
     plain = assert_same_output(grown(("r0c1", name, style, 0.37)), 0, images())
     assert classes_of(plain) == {"torch"}
@@ -117,8 +120,7 @@ def test_without_live_seeds_the_plain_model_is_the_host():
     assert count_parameters(plain) == population.parameters_E()[0]
 
 
-@pytest.mark.parametrize("alpha", [0.3, 1.0])
-@pytest.mark.parametrize("style", [BlendStyle.ADD, BlendStyle.GATE])
+@pytest.mark.parametrize(("style", "alpha"), [(BlendStyle.ADD, 0.3), (BlendStyle.GATE, 1.0)])
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [("conv_light", 9 * WIDTH**2 + 2 * WIDTH), ("norm", 2 * WIDTH), ("attention", 2 * 18 + 14)],

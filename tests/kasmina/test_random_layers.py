@@ -234,7 +234,13 @@ def test_global_generators_are_left_alone(executor):
 # ---- the same whatever computes it --------------------------------------------------------
 
 
-@pytest.mark.parametrize("layer", list(LAYERS))
+@pytest.mark.parametrize(
+    "layer",
+    [
+        n if n in ("dropout", "functional") else pytest.param(n, marks=pytest.mark.slow)
+        for n in LAYERS
+    ],
+)
 def test_vmap_agrees_with_loop(layer, caplog):
     """Main rows, shadow rows from three slots, seeds with random layers; nothing to complain of."""
     ends = []

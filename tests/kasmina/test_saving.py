@@ -35,7 +35,6 @@ from saving_cases import (
     train_on,
 )
 from support import (
-    EVERY_KIND,
     KINDS,
     batch,
     bring_to,
@@ -56,7 +55,7 @@ def test_the_case_holds_every_stage_and_style():
     assert (life.alpha_ES[ramping] == 0.75).all()
 
 
-MAKES = [(executor, kind) for executor in ("loop", "vmap") for kind in ("sgd", "adamw")]
+MAKES = [("loop", "sgd"), ("vmap", "adamw")]
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +229,7 @@ class TiedHost(nn.Module):
         return self.outer(self.inner(x))
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", ["cnn", "batchnorm", "transformer"])
 def test_hosts_and_blueprints_of_every_topology(kind, tmp_path):
     p, made = make_population(2, "loop", kind=kind), KINDS[kind]
     for index, name in enumerate(made.blueprints):  # an mlp blueprint is called `gate`: no gate

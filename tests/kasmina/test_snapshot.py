@@ -15,7 +15,6 @@ from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.leyline import AlphaMode, BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.signals import NO_BLUEPRINT
 from support import (
-    EVERY_KIND,
     KINDS,
     batch,
     bring_to,
@@ -71,9 +70,16 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor], members, but: tuple[str
         assert torch.equal(left.nan_to_num(-7.0), right.nan_to_num(-7.0)), name
 
 
-@pytest.mark.parametrize("executor", ["vmap", "loop"])
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@pytest.mark.parametrize("optim", list(OPTIMS))
+@pytest.mark.parametrize(
+    ("executor", "kind", "optim"),
+    [
+        ("vmap", "cnn", "adamw"),
+        ("vmap", "transformer", "adamw"),
+        ("vmap", "mlp", "adamw"),
+        ("loop", "batchnorm", "sgd"),
+        ("loop", "signal", "sgd"),
+    ],
+)
 def test_a_restored_member_is_the_one_of_the_snapshot(executor, kind, optim):
     population = fossils(executor, kind, optim)
     snapshots = MemberSnapshots(population)
@@ -93,8 +99,7 @@ def test_a_restored_member_is_the_one_of_the_snapshot(executor, kind, optim):
     same(after, now, [1, 3], tuple(n for n in after if n not in clocks))
 
 
-@pytest.mark.parametrize("executor", ["vmap", "loop"])
-@pytest.mark.parametrize("optim", list(OPTIMS))
+@pytest.mark.parametrize(("executor", "optim"), [("vmap", "sgd"), ("loop", "adamw")])
 def test_a_restored_member_trains_as_it_would_have(executor, optim):
     """Values, buffers and optimiser state are all there is."""
     population = fossils(executor, optim=optim)
@@ -338,8 +343,7 @@ def test_reports_handed_out_do_not_change():
 # ---- keeping ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
-@pytest.mark.parametrize("optim", list(OPTIMS))
+@pytest.mark.parametrize(("kind", "optim"), [("mlp", "adamw"), ("batchnorm", "sgd")])
 def test_snapshots_survive_a_save(tmp_path, kind, optim):
     population = fossils("loop", kind, optim)
     snapshots = MemberSnapshots(population)

@@ -67,6 +67,7 @@ class UsersHost(nn.Module):
 
 
 CASES = (*KINDS, "user")
+IN_TURN = [(kind, EXECUTORS[number % 2]) for number, kind in enumerate(CASES)]
 SLOTS = {
     "user": ("r0c0", "r0c1", "r0c2", "r0c3"),
     "resnet": ("r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2"),
@@ -101,8 +102,7 @@ def fresh_names(population: Population, slot: int) -> set[str]:
     return {*bank.shapes, *bank.fixed} - {*bank.template.inherited}
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(("kind", "executor"), IN_TURN)
 def test_outputs_are_unchanged_at_birth(kind, executor):
     population = twins(kind, executor)
     assert population.network.fits_SK.all()
@@ -173,8 +173,7 @@ def test_moments_start_at_zero_even_where_another_seed_stood():
     assert not any(value[0].any() for value in moments.values())
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(("kind", "executor"), IN_TURN)
 def test_gradients_reach_every_weight_after_the_first_step(kind, executor):
     population = twins(kind, executor, seed_lr=0.5, host_lr=0.5)
     for slot in population.slots:
@@ -225,8 +224,7 @@ def test_another_twin_at_scale_one_adds_the_segment():
     torch.testing.assert_close(population.member(1).seeds["r0c1"](h), h + block(h))
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("kind", CASES)
+@pytest.mark.parametrize(("kind", "executor"), IN_TURN)
 def test_a_loaded_population_continues_bit_for_bit(kind, executor, tmp_path):
     population = twins(kind, executor)
     population.plant([0], population.slots[0], "twin")

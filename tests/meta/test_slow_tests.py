@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 def test_every_entry_of_the_list_exists(package):
     lines = (ROOT / package / "tests" / "slow_tests.txt").read_text().splitlines()
     entries = [line for line in lines if line and not line.startswith("#")]
-    assert len(set(entries)) == len(entries) > 30
+    assert len(set(entries)) == len(entries)
+    assert 30 < len(entries) < 300, "merge tests of one promise, or make them quick"
     for entry in entries:
         file, _, test = entry.removeprefix("!").partition("::")
         source = (ROOT / package / file).read_text()

@@ -137,9 +137,8 @@ def test_a_cut_rollout_goes_on_with_the_value_of_what_comes_next(learnt_from):
     assert not rest.bootstrap_TE[:3].any()
 
 
-@pytest.mark.parametrize("when", [1, 3, 7])
-def test_a_rollback_is_a_terminal_and_the_state_starts_anew_behind_it(learnt_from, when):
-    spec, box = tiny_task(), []
+def test_a_rollback_is_a_terminal_and_the_state_starts_anew_behind_it(learnt_from):
+    when, spec, box = 3, tiny_task(), []
     diary = Diary(poisoned_at(box, when))
     engine = small_engine(spec, diary, governor=CALM)
     box.append(engine)
@@ -163,10 +162,9 @@ def test_a_rollback_is_a_terminal_and_the_state_starts_anew_behind_it(learnt_fro
     np.testing.assert_allclose(again.value, kept.value_TE, atol=1e-5)
 
 
-@pytest.mark.parametrize("when", [2, 5])
-def test_the_void_action_of_a_rollback_is_not_learnt_from(learnt_from, when):
+def test_the_void_action_of_a_rollback_is_not_learnt_from(learnt_from):
     """Whatever was chosen there: with another choice on record the same is learnt."""
-    spec, box = tiny_task(), []
+    when, spec, box = 5, tiny_task(), []
     diary = Diary(poisoned_at(box, when))
     engine = small_engine(spec, diary, governor=CALM)
     box.append(engine)
@@ -223,37 +221,22 @@ def test_observations_are_normalised_alike_throughout_a_rollout():
     assert states[-1]["global/count"] == 4 * length, "what the first round showed, and no more"
 
 
-@pytest.mark.parametrize("mode", [ActingMode.GREEDY, ActingMode.SAMPLE])
-def test_evaluation_leaves_no_mark_on_the_agent(mode):
+def test_evaluation_leaves_no_mark_and_only_greedy_always_takes_the_likeliest():
     spec = tiny_task()
     agent = small_agent(spec)
     learner = SimicClient(agent, ScoreReward(spec.upkeep))
     learner.update(small_engine(spec).run_rollout(learner))
     before = copy.deepcopy(agent)
-    client = SimicClient(agent, ScoreReward(spec.upkeep), mode)
-    rollout = small_engine(spec, seed=9).run_rollout(client)
-    assert client.update(rollout) is None
-    assert client.buffer is None
-    assert same_agents(agent, before)
-    assert np.abs(rollout.outcome.episode_return_E).max() > 0, "it is paid all the same"
-
-
-def test_greedy_takes_the_likeliest_and_sampling_does_not_always():
-    spec, diaries = tiny_task(), {}
     for mode in (ActingMode.GREEDY, ActingMode.SAMPLE):
-        diaries[mode] = Diary()
-        small_engine(spec, diaries[mode]).run_rollout(small_client(spec, mode=mode))
-
-    def likeliest(mode: ActingMode) -> np.ndarray:
-        return np.concatenate(
-            [
-                r.decision.actions.op == r.decision.op_probability_EO.argmax(axis=1)
-                for r in diaries[mode].records
-            ]
-        )
-
-    assert likeliest(ActingMode.GREEDY).all()
-    assert not likeliest(ActingMode.SAMPLE).all()
+        diary, client = Diary(), SimicClient(agent, ScoreReward(spec.upkeep), mode)
+        rollout = small_engine(spec, diary, seed=9).run_rollout(client)
+        assert client.update(rollout) is None
+        assert client.buffer is None
+        assert same_agents(agent, before)
+        assert np.abs(rollout.outcome.episode_return_E).max() > 0, "it is paid all the same"
+        decisions = [record.decision for record in diary.records]
+        likeliest = [d.actions.op == d.op_probability_EO.argmax(axis=1) for d in decisions]
+        assert np.all(likeliest) == (mode is ActingMode.GREEDY)
 
 
 def test_only_learning_explores():

@@ -256,7 +256,7 @@ def test_seed_that_may_blend_at_last_is_not_pruned():
     assert (drive.population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
 
 
-@pytest.mark.parametrize("embargo", [0, 9, 25])
+@pytest.mark.parametrize("embargo", [0, 9])
 def test_worthless_seeds_are_pruned_and_the_slot_is_left_alone(embargo: int):
     """One slot: it opens again after the lifecycle's own cooldown or the embargo, the later one."""
     population = make_population(2, slots=("r0c1",), lifecycle=QUICK)

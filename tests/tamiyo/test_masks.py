@@ -40,7 +40,7 @@ def legal_and_fits(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int | None]
 
 
 @given(legal_and_fits())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_masks_agree_with_loops_over_members(case):
     legal, fits, only = case
     given_legal, given_fits = legal.copy(), fits.copy()
@@ -101,7 +101,7 @@ def joint_actions(masks: ActionMasks, member: int) -> int:
 
 
 @given(legal_and_fits(), st.integers(0, len(FIXED_HEADS)), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_forced_are_members_with_one_legal_action(case, free, may_wait):
     """`free` of the heads that say how are left open; a host need not offer WAIT."""
     legal, fits, only = case

@@ -72,16 +72,16 @@ def test_nothing_is_learnt(make):
 @every_policy
 def test_act_neither_changes_nor_keeps_what_it_is_given(make):
     """Two runs from the same state take the same actions."""
-    first, second = (Drive(make(), make_population(3)).run(40) for _ in range(2))
+    first, second = (Drive(make(), make_population(3)).run(20) for _ in range(2))
     assert first.actions == second.actions
     population = first.population
-    state, obs, masks = first.state, observe(population, 40), masks_of(population)
+    state, obs, masks = first.state, observe(population, 20), masks_of(population)
     assert first.policy.act(obs, masks, state)[0] == first.policy.act(obs, masks, state)[0]
 
 
 @every_policy
 def test_members_do_not_depend_on_how_many_there_are(make):
-    one, many = (Drive(make(), make_population(members)).run(60) for members in (1, 4))
+    one, many = (Drive(make(), make_population(members)).run(30) for members in (1, 4))
     for alone, among in zip(one.actions, many.actions, strict=True):
         assert alone.describe(0, ROW_0, CNN_BLUEPRINTS) == among.describe(0, ROW_0, CNN_BLUEPRINTS)
 

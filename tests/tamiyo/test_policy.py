@@ -143,7 +143,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("case", MISTAKES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        c if c in ("index", "operation") else pytest.param(c, marks=pytest.mark.slow)
+        for c in MISTAKES
+    ],
+)
 def test_a_mistake_is_one_line(case):
     act, expected = MISTAKES[case]
 

@@ -68,7 +68,7 @@ class Reference:
 
 
 @given(sequences())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_members_are_followed_as_if_alone(val_TE: np.ndarray):
     tracker = SignalTracker(val_TE.shape[1], CONFIG)
     references = [Reference(CONFIG) for _ in range(val_TE.shape[1])]

@@ -117,7 +117,9 @@ def test_guessing_is_worth_nothing_in_language(name):
     assert get_task_spec(name).chance == 0
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize(
+    "name", [n for n in REAL if n not in ("cifar_multichannel", "fashion_resnet8")]
+)
 def test_every_blueprint_that_fits_trains_on_a_stand_in(name):
     spec = small(name)
     data = spec.load()

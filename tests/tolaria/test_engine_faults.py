@@ -77,12 +77,11 @@ def check_schedule(seed: int) -> None:
     assert np.allclose(paid, rollout.outcome.episode_return_E)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_faults_harm_no_one_else(seed):
-    check_schedule(seed)
+def test_random_faults_harm_no_one_else():
+    check_schedule(0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 203))
-def test_two_hundred_random_fault_schedules(seed):
+@pytest.mark.parametrize("seed", range(1, 51))
+def test_fifty_random_fault_schedules(seed):
     check_schedule(seed)

@@ -145,9 +145,9 @@ def healthy():
     return {executor: run(executor, None, 0) for executor in ("vmap", "loop")}
 
 
-@pytest.mark.parametrize("at", [0, 4, STEPS - 1], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize(
+    ("executor", "fault", "at"), [("vmap", "weights", 0), ("loop", "gradients", STEPS - 1)]
+)
 def test_a_broken_member_is_set_back_at_that_step_and_no_one_else_notices(
     executor, fault, at, healthy
 ):

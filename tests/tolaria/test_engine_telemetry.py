@@ -42,8 +42,8 @@ def assert_same(engine, silent) -> None:
         assert np.array_equal(values, silent[name], equal_nan=True), name
 
 
-@pytest.mark.parametrize("level", list(TelemetryLevel))
-def test_every_level_of_recording_is_bit_identical(level, silent):
+@pytest.mark.parametrize("level", [TelemetryLevel.OFF, TelemetryLevel.DEBUG])
+def test_recording_everything_or_nothing_is_bit_identical(level, silent):
     sink = MemorySink()
     with TelemetryHub([sink], level) as hub:
         assert_same(run(hub, level), silent)

@@ -159,8 +159,7 @@ def test_the_engine_says_what_it_decided():
 # ---- a population -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("executor", ["vmap", "loop"])
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize(("kind", "executor"), [("sgd", "loop"), ("adamw", "vmap")])
 def test_what_changes_between_replays_is_what_they_see(kind, executor):
     """Rates, moments, weights, data: all new values, all at the old addresses.
 

@@ -28,10 +28,11 @@ from user_models import CASES, GPT
 SAMPLES = 4
 MANY = ("sequential", "resnet", "densenet", "vit", "gpt", "conv1d", "tabular", "dict_input")
 """Scaled by all factors; the others only by the first and the last."""
+QUICK = ("careful", "channels_last", "lstm", "tied")
 SIMILAR = ("in_place", "unused", "buffers", "python_random", "dict_output", "two_inputs")
 FACTORS = (0.5, 1.5, 2.0, 3.0)
 IMPOSSIBLE = ("frozen", "functional_dropout")
-NAMES = [name for name in CASES if name not in IMPOSSIBLE]
+NAMES = [name for name in CASES if name not in IMPOSSIBLE + SIMILAR]
 
 
 @cache
@@ -73,7 +74,7 @@ def built(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SIMILAR else n for n in NAMES]
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
 )
 def test_outputs_stay_and_sizes_follow_the_factor(name: str):
     base = CASES[name].build()
@@ -89,9 +90,7 @@ def test_outputs_stay_and_sizes_follow_the_factor(name: str):
     assert sizes == sorted(set(sizes))
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet", "gpt", "mobilenet", "llama", "lstm", "encoder", "careful"]
-)
+@pytest.mark.parametrize("name", ["lstm", "encoder", "careful"])
 def test_factor_one_has_the_shapes_of_the_model(name: str):
     found = scaled_model(CASES[name].build, example(name), 1.0, CASES[name].output, slots=1)
     assert shapes(found.factory()) == shapes(CASES[name].build())
@@ -119,8 +118,7 @@ def test_several_factors_give_what_each_gives_alone():
     assert wide[0].parameters > wide[1].parameters
 
 
-@pytest.mark.parametrize("name", ["densenet", "vit", "gpt", "lstm"])
-@pytest.mark.parametrize("as_instance", [True, False])
+@pytest.mark.parametrize(("name", "as_instance"), [("lstm", True), ("lstm", False), ("gpt", False)])
 def test_weights_come_from_the_seed(name: str, as_instance: bool):
     factory = scaled(name, 3.0).factory
     if as_instance:
@@ -162,7 +160,7 @@ def test_ties_and_attributes_follow():
     assert tied.a.weight is tied.b.weight
 
 
-@pytest.mark.parametrize("name", ["densenet", "vit", "gpt", "dict_input", "conv1d"])
+@pytest.mark.parametrize("name", ["dict_input", "conv1d"])
 def test_population_of_scaled_models_trains(name: str):
     case = CASES[name]
     host = scaled(name, 1.5).host
@@ -310,7 +308,13 @@ class GRUModel(nn.Module):
         return self.head(self.gru(x)[0][:, -1])
 
 
-@pytest.mark.parametrize("name", MORE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if n in ("autoencoder", "shuffled") else pytest.param(n, marks=pytest.mark.slow)
+        for n in MORE
+    ],
+)
 def test_other_layers(name: str):
     factory, x = MORE[name]
     base = factory()

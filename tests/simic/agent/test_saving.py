@@ -35,21 +35,6 @@ def made(**settings):
     return agent(seed=3, exploration=Schedule(0.2, 0.0, steps=5), **settings)
 
 
-def test_save_load_continue_is_bit_identical(tmp_path):
-    straight = made()
-    figures = train(straight, 4)
-    first = made()
-    train(first, 2)
-    first.save(tmp_path / "save")
-    second = PPOAgent.load(tmp_path / "save")
-    assert train(second, 2, first=2) == figures[2:]
-    assert same_bits(weights(straight), weights(second))
-    normalizers = ("obs_normalizer", "reward_normalizer")
-    for name in normalizers:
-        left, right = (getattr(it, name).state() for it in (straight, second))
-        assert all(np.array_equal(left[key], right[key]) for key in left)
-
-
 def test_a_loaded_agent_acts_the_same(tmp_path):
     first = made()
     train(first, 1)
@@ -77,18 +62,6 @@ def test_a_save_taken_within_a_rollout_keeps_what_is_pending(tmp_path):
     left, right = first.obs_normalizer.state(), second.obs_normalizer.state()
     assert left["global_count"] == T * E
     assert all(np.array_equal(left[key], right[key]) for key in left)
-
-
-def test_a_policy_of_three_slots_acts_and_learns_on_five(tmp_path):
-    made_with_3 = made()
-    train(made_with_3, 2, slots=3)
-    made_with_3.save(tmp_path)
-    it = PPOAgent.load(tmp_path, spec=SPEC)
-    rng = np.random.default_rng(0)
-    obs, masks = random_obs(rng, 64, 5), random_masks(rng, 64, 5)
-    decision = it.act(obs, masks, it.initial_state(64), 0, 0).decision
-    assert decision.actions.slot.max() == 4
-    assert train(it, 1, first=2, slots=5)[0].epochs_run == it.config.epochs
 
 
 def test_heads_that_never_counted_survive_a_save(tmp_path):

@@ -9,16 +9,17 @@ from esper.leyline.errors import EsperError
 from esper.simic.distributed.environment import world_size
 from esper.simic.distributed.ranks import ALONE
 from esper.simic.distributed.world import World
-from rank_driver import run_ranks, update_on_noise
+from rank_driver import fork_ranks, update_on_noise
 
 MEMBERS = 5
 PPO = {"minibatches": 3, "epochs": 3, "target_kl": 0.004}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(tmp_path_factory, alone):
+    """Forked behind the update of this process, which imports what they need."""
     out = tmp_path_factory.mktemp("ranks")
-    return run_ranks("pieces", 2, out, members=MEMBERS, ppo=PPO)
+    return fork_ranks("pieces", 2, out, members=MEMBERS, ppo=PPO)
 
 
 @pytest.fixture(scope="module")

@@ -69,10 +69,6 @@ def killed_at_random(server, tmp_path: Path, rounds: int, kills: int, seed: int)
         assert same_runs(path, reference)
 
 
-def test_killed_at_three_random_moments_only_the_current_round_is_lost(server, tmp_path):
-    killed_at_random(server, tmp_path, rounds=3, kills=3, seed=0)
-
-
 @pytest.mark.slow
 def test_killed_at_thirty_random_moments_only_the_current_round_is_lost(server, tmp_path):
     killed_at_random(server, tmp_path, rounds=12, kills=30, seed=1)
@@ -97,14 +93,6 @@ def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
     whole.run()
     assert same_agents(resumed.trainer.client.agent, whole.client.agent)
     assert untimed(resumed.trainer.history) == untimed(whole.history)
-
-
-def test_a_run_that_was_killed_before_its_first_round_begins_anew(tmp_path, four):
-    with RunFolder.create(tmp_path, "new", small_run(4)) as folder:
-        pass
-    resumed = resumed_run(folder.path)
-    assert resumed.checkpoint is None
-    assert same_runs(folder.path, four)
 
 
 def test_a_run_that_is_done_stays_as_it_is(copied, two):

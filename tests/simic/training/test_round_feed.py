@@ -69,14 +69,7 @@ def test_what_on_round_raises_ends_the_run_which_resumes_without_loss(tmp_path, 
     assert same_runs(path, plain)
 
 
-@pytest.mark.parametrize(
-    "fails",
-    [
-        "log",
-        pytest.param("init", marks=pytest.mark.slow),
-        pytest.param("finish", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("fails", ["log", "finish"])
 def test_weights_are_the_same_with_a_tracker_that_fails(
     tmp_path, plain, monkeypatch, caplog, fails
 ):
