@@ -37,7 +37,6 @@ NOT_IN_A_STEP: Final = {
     "kasmina/tracing/inputs.py": "traces a user's model, before there is a population",
     "kasmina/tracing/tracer.py": "traces a user's model, before there is a population",
     "kasmina/tracing/widths.py": "scales a user's model, before there is a population",
-    "simic/agent/gym_runner.py": "plays environments other than a population",
     "simic/agent/saving.py": "reads a save that is on the host, between rounds",
     "simic/training/runs/kept_members.py": "stores members, at the end of a run",
     "simic/telemetry/gradients.py": "one copy for all layers, after an update",

@@ -16,6 +16,7 @@ from esper.karn.views.audit_records import AuditRow, AuditSetup, read_audit_rows
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, texts
 from esper.karn.views.kinds import RunKind, kind_of
+from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, student_estimate
 from esper.plotting.style import frontier
 from esper.storage import run_files as f
@@ -66,6 +67,8 @@ def _grown(run: Path) -> list[FrontierPoint]:
     result = read_entries(run / f.RESULT)
     host, pick = entries(result, "host"), real(result, "pick")
     judged = {real(one, "number"): one for one in (*objects(result, "networks"), host)}
+    if pick == pick and pick not in judged:  # an unknown one is NaN
+        raise EsperError(f"{run / f.RESULT} is damaged: its pick {pick:.0f} is no network")
     front = {real(one, "number") for one in objects(result, "networks")}
     others = {real(one, "number"): one for one in objects(result, "others")}
     return [
