@@ -494,6 +494,15 @@ def test_the_last_runs_are_as_long_as_there_is_time(tmp_path, limit):
     assert max(one.recipe.batches for one in search.table.rows) <= 3 * RECIPE.batches
 
 
+@pytest.mark.parametrize("limit", [20.0, 50.0, 95.0])
+def test_no_run_is_proposed_for_which_there_is_no_time(tmp_path, limit):
+    trainer = Pair()
+    clock = Clock(lambda: trainer.now, 0.0, limit, 0.0, 1.0)
+    clock.begin(row(0), 0.1, 2)
+    search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, longer=3)
+    assert all(one.ended for one in search.table.rows)
+
+
 def test_no_run_is_longer_than_the_user_wants(tmp_path):
     trainer = Pair()
     clock = Clock(lambda: trainer.now, 0.0, 40.0, 0.0, 1.0)

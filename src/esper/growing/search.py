@@ -171,13 +171,19 @@ class Search:
             return [ladder.sized(ladder.first())]
         self.networks.complete()
         rows, reason = ladder.next_rung(self.table, self._left(), self._price)
-        rows = self._stretched(rows)
+        rows = self._stretched(self._affordable(rows))
         if not rows and math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL:
             count = max(1, min(MAX_FILLING, round(self.clock.parallel)))
             rows = ladder.filling(self.table, partial(self._fitting, count), count)
         if not rows:
             self.table = replace(self.table, ended=reason)
         return rows
+
+    def _affordable(self, rows: Sequence[Row]) -> list[Row]:
+        """Those that could start now, with the next numbers."""
+        kept = [row for row in rows if self._affords(row)]
+        first = len(self.table.rows)
+        return [replace(row, number=first + place) for place, row in enumerate(kept)]
 
     def _stretched(self, rows: list[Row]) -> list[Row]:
         """Runs after which there is no time for more, made longer to fill it."""
