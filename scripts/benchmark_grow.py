@@ -117,16 +117,17 @@ class ResNet20(nn.Module):
 
 
 class Layer(nn.Module):
-    """A transformer layer with four heads."""
+    """A transformer layer."""
 
-    def __init__(self, w: int) -> None:
+    def __init__(self, w: int, heads: int = 4) -> None:
         super().__init__()
+        self.heads = heads
         self.norm1, self.qkv, self.out = nn.LayerNorm(w), nn.Linear(w, 3 * w), nn.Linear(w, w)
         self.norm2, self.up, self.down = nn.LayerNorm(w), nn.Linear(w, 4 * w), nn.Linear(4 * w, w)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(self.norm1(x)).chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in parts)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))

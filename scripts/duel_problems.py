@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmark_grow import Layer, block
+
 Part = tuple[Tensor, Tensor]
 
 
@@ -106,11 +108,6 @@ def _table(samples: int, seed: int) -> tuple[Any, Any]:
 # ---- models ----------------------------------------------------------------------------------
 
 
-def block(c_in: int, c_out: int, stride: int = 1) -> nn.Module:
-    conv = nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(c_out), nn.ReLU())
-
-
 class Residual(nn.Module):
     """A residual CNN of three stages with BatchNorm."""
 
@@ -174,30 +171,13 @@ class Table(nn.Module):
         return out
 
 
-class Layer(nn.Module):
-    """A transformer layer with two heads."""
-
-    def __init__(self, w: int) -> None:
-        super().__init__()
-        self.norm1, self.qkv, self.out = nn.LayerNorm(w), nn.Linear(w, 3 * w), nn.Linear(w, w)
-        self.norm2, self.up, self.down = nn.LayerNorm(w), nn.Linear(w, 4 * w), nn.Linear(4 * w, w)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(self.norm1(x)).chunk(3, -1)
-        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        out: Tensor = x + self.down(F.gelu(self.up(self.norm2(x))))
-        return out
-
-
 class GPT(nn.Module):
     """A language model on 64 characters."""
 
     def __init__(self, w: int, depth: int, words: int = 65, length: int = 64) -> None:
         super().__init__()
         self.embed, self.places = nn.Embedding(words, w), nn.Embedding(length, w)
-        self.body = nn.Sequential(*[Layer(w) for _ in range(depth)])
+        self.body = nn.Sequential(*[Layer(w, heads=2) for _ in range(depth)])
         self.norm, self.head = nn.LayerNorm(w), nn.Linear(w, words)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from esper.kasmina.costs.probe import HostProbe, probe_template
 from esper.kasmina.layers.counting import count_parameters, flop_counter
 from esper.kasmina.lifecycle.caps import SeedCosts
-from esper.kasmina.plain.plain_graph import plain_parameters
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
@@ -27,7 +26,6 @@ from esper.leyline.signals import NO_BLUEPRINT
 
 _Counts = dict[Hashable, int]
 _KNOWN_PARAMS: _Counts = {}
-_KNOWN_PLAIN: _Counts = {}
 _KNOWN_MACS: _Counts = {}
 _KNOWN_FIELDS: _Counts = {}
 _KNOWN_TRAINING: dict[Hashable, tuple[int, int, int]] = {}
@@ -40,7 +38,6 @@ class SeedSizes:
     def __init__(self, network: StackedNetwork) -> None:
         self.network = network
         self._params: _Counts = {}
-        self._plain: _Counts = {}
         self._macs: _Counts = {}
         self._fields: _Counts = {}
         self._asked: tuple[bytes, bytes, HostProbe | None] | None = None
@@ -70,20 +67,6 @@ class SeedSizes:
         if key not in cache:
             cache[key] = count_parameters(self.network.seed_template(slot, blueprint))
         return cache[key]
-
-    def plain_params(self) -> Ints:
-        """Parameters `[S, K]` of seeds in a plain network, where their scales are folded."""
-        places = [(int(slot), int(kind)) for slot, kind in np.argwhere(self.network.fits_SK)]
-        caches = {place: self._cache(*place, self._plain, _KNOWN_PLAIN) for place in places}
-        new = {key: place for place, (cache, key) in caches.items() if key not in cache}
-        deltas = [self.network.seed_template(*place) for place in new.values()]
-        for place, count in zip(new.values(), plain_parameters(deltas), strict=True):
-            cache, key = caches[place]
-            cache[key] = count
-        params_SK = np.zeros(self.network.fits_SK.shape, dtype=np.int64)
-        for place, (cache, key) in caches.items():
-            params_SK[place] = cache[key]
-        return params_SK
 
     def gate_params(self, slot: int) -> int:
         """Parameters that blend style GATE adds: a weight and a bias per channel."""

@@ -18,7 +18,6 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from esper.kasmina.layers.blending import Gate
-from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.layers.layers import (
     ChannelNorm,
     Conv1d,
@@ -45,22 +44,6 @@ def to_plain(
     """
     segments, live = _copied_parts(host, seeds)
     return _folded(_Chain(_links(segments, live, slots)), f"Plain{type(host).__name__}")
-
-
-def plain_parameters(deltas: Sequence[nn.Module]) -> list[int]:
-    """Return the trainable parameters that each seed has in a plain network, its scales folded.
-
-    `deltas`: what seeds add to the activation.
-    """
-    seeds = [converted(Added(copy.deepcopy(delta)), {}) for delta in deltas]
-    chain = _Chain([(f"seed{index}", seed, True) for index, seed in enumerate(seeds)])
-    # All in one trace, which takes most of the time.
-    plain = _simplified(chain, chain.seed_paths, "Seeds", LeafTracer())
-    parts = dict(plain.named_children())
-    return [count_parameters(parts.get(f"seed{index}", _NONE)) for index in range(len(seeds))]
-
-
-_NONE: Final = nn.Identity()
 
 
 class Added(nn.Module):

@@ -153,6 +153,7 @@ class KeptMembers:
         from esper.kasmina.export.member import MorphogeneticModel
         from esper.kasmina.plain_saves import save_plain
 
+        # SYNC: one batch, after the last step of a run.
         example, until = engine.validator.control.sample.cpu(), time.monotonic() + seconds
         for kept in self.members:
             path = self.folder / f"{kept.name}{PLAIN}"
