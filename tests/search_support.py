@@ -15,6 +15,7 @@ from torch import Tensor
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
 from esper.growing.ladder import Ladder, LadderSettings, Policy
+from esper.growing.moves import Space
 from esper.growing.networks import Networks, Size
 from esper.growing.runs import How, Recipe, Row, Table
 from esper.growing.search import Limits, Search
@@ -91,9 +92,9 @@ class FakeNetworks:
     def size(self, variant: int, topology: Topology) -> Size:
         return self.variants[variant].size(topology)
 
-    def cost(self, variant: int, topology: Topology) -> float:
+    def cost_of(self, size: Size, batch_size: int) -> float:
         base = self.base.size(self.base.bare).train_macs
-        return max(0.5, self.size(variant, topology).train_macs / base)
+        return max(0.5, size.train_macs / base) * batch_size / RECIPE.batch_size
 
     def allows(self, variant: int, topology: Topology) -> bool:
         size = self.size(variant, topology)
@@ -115,11 +116,13 @@ def ladder(
     longer: int = 9,
     seed: int = 0,
     policy: Policy = "ladder",
+    space: Any = None,
     **changes: Any,
 ) -> Ladder:
     """A ladder over networks by formula; `longer`: times the full length."""
+    space = Space(recipe, rates, more_rates, **(space or {}))
     settings = LadderSettings(
-        recipe, rates, more_rates, longer * recipe.batches, seed,
+        space, longer * recipe.batches, seed,
         **{"lower_is_better": False, "worst": 0.1, "best": 1.0, "policy": policy} | changes,
     )  # fmt: skip
     return Ladder(settings, cast(Networks, networks or FakeNetworks()))
@@ -254,7 +257,7 @@ def make_search(
     """A search whose networks are integers; its clock stands still."""
     made = ladder(FakeNetworks(read=disk.load), **settings)
     still = Clock(lambda: 0.0, 0.0, math.inf, 0.0, 1.0)
-    limits = Limits(runs, made.settings.recipe.batches)
+    limits = Limits(runs, made.space.recipe.batches)
     return Search(
         made, trainer or CountingTrainer(), disk, watcher or Watcher(), limits, clock or still
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -16,10 +16,11 @@ from esper.growing.ladder import (
     MAX_RUNS,
     MAX_SHARE,
     MIN_BATCHES,
-    RATE_LIMITS,
+    RESTARTS,
     SHARES,
     Ladder,
 )
+from esper.growing.moves import RATE_LIMITS, Space
 from esper.growing.runs import Recipe, Row, Table
 from search_support import RATES, RECIPE, FakeNetworks, ended, ladder, quality, row
 
@@ -148,7 +149,8 @@ def test_where_nothing_new_is_left_the_search_is_over(networks):
     rows, reason = made.next_rung(table, 1.0, price)
     assert rows == []
     assert "nothing" in reason
-    assert len(table.rows) <= 6
+    assert len(table.rows) <= 6 * (1 + RESTARTS)
+    assert len({one.seed for one in table.rows}) <= 1 + RESTARTS
 
 
 @settings(deadline=None)
@@ -201,9 +203,11 @@ def test_the_same_runs_lead_to_the_same_proposals(seed, rungs, policy):
 
 
 def test_another_seed_has_other_proposals():
-    one, other = (climb(ladder(seed=seed), 6).rows for seed in (0, 1))
-    assert {r.seed for r in one} == {0}
-    assert [r.key[:3] for r in one] != [r.key[:3] for r in other]
+    one = climb(ladder(), 6).rows
+    assert {r.seed for r in one if r.rung < 2} == {0}
+    near = [list(islice(ladder(seed=s)._neighbours(3, one, ladder(seed=s)._generator(3)), 90))
+            for s in (0, 1)]  # fmt: skip
+    assert [r.key[:3] for r in near[0]] != [r.key[:3] for r in near[1]]
 
 
 def test_open_runs_tell_nothing():
@@ -227,9 +231,10 @@ def test_at_random_networks_of_every_kind_are_trained_in_full():
 
 
 def test_seeds_are_planted_or_grown_from_a_finished_run_with_weights():
-    table = climb(ladder(), 7)
-    grown = [one for one in table.rows if one.start is not None]
-    planted = [one for one in table.rows if one.origin == "seeds"]
+    made, table = ladder(), climb(ladder(), 4)
+    near = list(islice(made._neighbours(4, table.rows, made._generator(4)), 400))
+    grown = [one for one in near if one.start is not None]
+    planted = [one for one in near if one.origin == "seeds"]
     assert grown
     assert planted
     for one in grown:
@@ -294,6 +299,64 @@ def test_length_pays_where_longer_runs_were_better():
     assert max(one.recipe.batches for one in asked.rows) == RECIPE.batches
 
 
+LEVELS = ("none", "shift", "flip+shift")
+
+
+def augmented(one: Row) -> float:
+    """Augmentation costs short runs, and is worth more the longer they are."""
+    length = math.log(one.recipe.batches / RECIPE.batches, 3)
+    strength = LEVELS.index(one.recipe.augment)
+    return 0.5 + 0.0001 * one.params + strength * (0.01 + 0.03 * length)
+
+
+def test_every_strength_of_augmentation_is_tried_in_full_and_goes_on_where_length_pays():
+    made = ladder(FakeNetworks((100, 50)), space={"augments": LEVELS})
+    table = climb(made, 5, augmented)
+    full = [one for one in table.rows if one.recipe.batches == RECIPE.batches and one.rung == 2]
+    assert {one.recipe.augment for one in full} == set(LEVELS)
+    assert len({(one.variant, one.recipe.lr) for one in full if one.recipe.augment != "none"}) == 1
+    long = [one for one in table.rows if one.recipe.batches > RECIPE.batches]
+    assert long[0].recipe.augment == "flip+shift"
+    assert "none" not in {one.recipe.augment for one in long[:2]}, "it gained nothing from length"
+    best = max(table.rows, key=lambda one: one.merit)
+    assert best.recipe.augment == "flip+shift"
+
+
+def test_what_the_user_has_settled_is_not_changed_and_the_rest_is():
+    generator = np.random.default_rng(0)
+    fixed = Space(RECIPE, RATES, more_rates=False)
+    assert {fixed.near(RECIPE, generator).lr for _ in range(50)} == set(RATES) - {RECIPE.lr}
+    assert Space(RECIPE, (RECIPE.lr,), more_rates=False).near(RECIPE, generator) is None
+    recipe = replace(RECIPE, weight_decay=0.01)
+    free = Space(recipe, RATES, augments=LEVELS, smoothings=(0.0, 0.1), decays=True,
+                 batch_sizes=True)  # fmt: skip
+    near = [free.near(recipe, generator) for _ in range(200)]
+    for name in ("lr", "augment", "label_smoothing", "weight_decay", "batch_size"):
+        assert {getattr(one, name) for one in near} > {getattr(recipe, name)}, name
+    kept = ("lr", "augment", "label_smoothing", "weight_decay", "batch_size")
+    assert {sum(getattr(one, n) != getattr(recipe, n) for n in kept) for one in near} == {1}
+    assert {one.batches * one.batch_size for one in near} == {recipe.batches * recipe.batch_size}
+
+
+@given(size=st.integers(1, 1024), length=st.integers(1, 20_000))
+def test_a_length_is_the_same_for_every_batch_size(size, length):
+    space = Space(RECIPE, RATES)
+    made = space.lasting(replace(RECIPE, batch_size=size), length)
+    assert made.batches >= 1
+    whole = size / RECIPE.batch_size
+    assert abs(space.length(made) - length) <= max(0.5 * whole, whole * (made.batches == 1))
+    assert space.lasts(space.lasting(RECIPE, length), length)
+
+
+def test_at_most_half_goes_to_networks_far_below_a_cap():
+    for cap, far in ((Budget(params=400), 200), (Budget(macs=800), 200)):
+        made = ladder(FakeNetworks(budget=cap))
+        table = climb(made, 3)
+        rows = [one for one in of_rung(table, 2) if one.params < far]
+        assert sum(map(price, rows[1:])) <= 0.5 * SHARES[2]
+        assert max(one.params for one in of_rung(table, 2)) >= far
+
+
 def test_runs_are_not_shorter_than_the_least_unless_a_full_one_is():
     for full in (5, 20, 60):
         table = climb(ladder(recipe=replace(RECIPE, batches=full)), 3)
@@ -316,14 +379,16 @@ def test_what_is_left_of_the_time_is_filled_with_the_best_that_fit():
 def test_runs_beside_the_longest_one_are_new_ones_of_the_same_rung():
     """Which they are depends on the rungs before alone."""
     made, table = ladder(), climb(ladder(), 3)
-    few = replace(table, rows=table.rows[:-2])
+    few = replace(table, rows=table.rows[:-1])
     more = [one for one, _ in zip(made.meanwhile(few), range(6), strict=False)]
     assert {one.rung for one in more} == {2}
     assert {one.recipe.batches for one in more} == {RECIPE.batches}
     assert not {one.key for one in more} & {one.key for one in few.rows}
     assert all(few.rows[one.parent].rung < 2 for one in more), "the rung itself tells nothing yet"
     first = Table((made.sized(made.first()),))
-    assert {one.recipe.batches for one in made.meanwhile(first)} == {RECIPE.batches // 9}
+    lengths = [one.recipe.batches for one in made.meanwhile(first)]
+    assert lengths == sorted(lengths), "short ones first"
+    assert set(lengths) == {RECIPE.batches // 9, RECIPE.batches // 3}
 
 
 def test_the_rate_rises_then_falls_to_0():

@@ -65,7 +65,7 @@ class FakeNetworks:
         self.made.append(Fake(name, factor, self.stiff))
         return self.made[-1]
 
-    def cost_of(self, size: Size) -> float:
+    def cost_of(self, size: Size, batch_size: int | None = None) -> float:
         return size.train_macs / self.base.size(()).train_macs
 
 

@@ -37,8 +37,8 @@ class Clock:
         """
         self._now, self._began, self.limit, self._earlier = now, began, limit, earlier
         self._share = share
-        self._speeds: dict[tuple[int, object], tuple[float, float]] = {}
-        """(variant, topology) -> (cost, its share of the seconds of a batch)."""
+        self._speeds: dict[tuple[int, object, int], tuple[float, float]] = {}
+        """(variant, topology, batch size) -> (cost, its share of the seconds of a batch)."""
         self._judging: list[float] = []
         self.judged = 1
         """Networks that would be judged on test now."""
@@ -99,7 +99,7 @@ class Clock:
 
     def learn_speed(self, row: Row, each: float) -> None:
         """Note the seconds of a batch of a network."""
-        self._speeds[row.variant, row.topology] = row.cost, each
+        self._speeds[row.variant, row.topology, row.recipe.batch_size] = row.cost, each
 
     # ---- predictions ----------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Clock:
         """A network's share of the seconds of a batch, from the nearest that was timed."""
         if not self._speeds:
             return 0.0
-        exact = self._speeds.get((row.variant, row.topology))
+        exact = self._speeds.get((row.variant, row.topology, row.recipe.batch_size))
         if exact is not None:
             return exact[1]
         near, each = min(self._speeds.values(), key=lambda pair: abs(pair[0] - row.cost))
@@ -124,7 +124,7 @@ class Clock:
     @property
     def _slower(self) -> float:
         """Seconds of a run that trains by itself over its share of the search's."""
-        shared = next((each for (variant, _), (_, each) in self._speeds.items() if not variant), 0)
+        shared = next((each for (variant, *_), (_, each) in self._speeds.items() if not variant), 0)
         return max(1.0, self._unshared / shared) if shared else 1.0
 
     def beside(self, row: Row) -> float:

@@ -5,9 +5,13 @@ so far is always a finished network. The rungs:
 
     0   the user's model, in full; beside it the model and its other widths at several rates, a
         ninth as long
-    1   the better third of these, neighbours of the best, seeds; a third of the length
-    2   the model at its best rate, the better third, neighbours of the best, in full
-    3.. the frontier three times as long, where length pays, or more neighbours in full
+    1   the better third of these, the best with augmentation, neighbours; a third of the length
+    2   the best at every strength of augmentation, the model at its best rate, the widest network,
+        the better third, neighbours of the best; in full
+    3.. three times as long what has gained from length, or more neighbours of the best
+
+Augmentation pays in long runs, and often looks harmful in short ones: each strength goes on to a
+longer run as long as it gains enough from length to overtake the best.
 
 Proposals depend on runs that have ended alone, so that the same runs lead to the same proposals.
 """
@@ -22,14 +26,15 @@ from typing import Final
 
 import numpy as np
 
+from esper.growing.moves import SAME, Space, pick
 from esper.growing.networks import Networks
 from esper.growing.runs import Origin, Recipe, Row, Table, finished, known
 from esper.growing.settings import Policy
-from esper.growing.topologies import EMPTY, Topology
+from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.leyline.streams import stream_seed
 from esper.plotting.pareto import hypervolume, pareto, survivors
 
-SHARES: Final = {0: 0.15, 1: 0.25, 2: 0.7}
+SHARES: Final = {0: 0.1, 1: 0.15, 2: 0.45}
 """Share of what is left of the budget that a rung may spend; later ones: all of it."""
 DIVISORS: Final = {0: 9, 1: 3}
 """Length of a full run over that of a rung's; later ones: 1."""
@@ -41,15 +46,22 @@ KEPT: Final = 3
 """One of so many of a rung is trained further in the next."""
 MAX_SHARE: Final = 0.65
 """A run may cost this share of what is left of the budget when it is trained in full."""
+BEST: Final = 4
+"""Networks whose neighbours are tried most."""
+RESTARTS: Final = 8
+"""Initialisations of a network, besides the first."""
 MAX_RUNS: Final = 48
 """Runs of a rung."""
 MAX_REFUSED: Final = 8
 """Proposals in a row that are too dear, after which a rung is full."""
-RATE_STEP: Final = 3.0
-"""Ratio of neighbouring learning rates."""
-RATE_LIMITS: Final = (1e-6, 1.0)
-SEED_SHARE: Final = 0.25
-"""Share of the neighbours that differ in a seed, where other widths can be made."""
+FAR_SHARE: Final = 0.5
+"""Of a rung's share, what networks far below a cap on their size may take."""
+RESTART_SHARE: Final = 0.2
+"""Share of the neighbours that differ in their initial weights and the order of samples alone."""
+WIDTH_SHARE: Final = 0.15
+"""Share that differ in width."""
+SEED_SHARE: Final = 0.1
+"""Share that differ in a seed module."""
 GROWN_SHARE: Final = 0.3
 """Share of those that start from the weights of a finished run."""
 LONGER_PAYS: Final = 0.002
@@ -64,14 +76,10 @@ PROGRESS: Final = 1e-3
 class LadderSettings:
     """What proposals depend on, besides the runs that have ended."""
 
-    recipe: Recipe
-    """Of a full run at the middle rate."""
-    rates: tuple[float, ...]
-    """Learning rates to try first."""
-    more_rates: bool
-    """Whether others may be tried, because the user named none."""
+    space: Space
+    """What may be changed in a recipe."""
     longer: int
-    """Batches that a run may be made as long as; the full length: none longer."""
+    """Batches of the usual size that a run may last; the full length: none longer."""
     seed: int
     lower_is_better: bool
     worst: float
@@ -89,11 +97,11 @@ class Ladder:
     """Proposes the runs of the next rung."""
 
     def __init__(self, settings: LadderSettings, networks: Networks) -> None:
-        self.settings, self.networks = settings, networks
+        self.settings, self.networks, self.space = settings, networks, settings.space
 
     def first(self) -> Row:
         """The model as given, in full."""
-        return self._row(0, 0, 0, self.networks.base.bare, self.settings.recipe, "given")
+        return self._row(0, 0, 0, self.networks.base.bare, self.space.recipe, "given")
 
     def beside_first(self, table: Table, left: float, cost: Affordable) -> list[Row]:
         """The other rows of the first rung, which depend on no result.
@@ -104,8 +112,13 @@ class Ladder:
         share = 1.0 if self.settings.policy == "random" else SHARES[0]
         return _numbered(self._affordable(wanted, cost, left, share * left), table)
 
-    def next_rung(self, table: Table, left: float, cost: Affordable) -> tuple[list[Row], str]:
-        """The rows of the next rung that the budget pays for; none: why the search is over."""
+    def next_rung(
+        self, table: Table, left: float, cost: Affordable, least: int = 1
+    ) -> tuple[list[Row], str]:
+        """The rows of the next rung that the budget pays for; none: why the search is over.
+
+        `least`: runs that train at a time: a rung has as many, whatever its share of the budget.
+        """
         rows = table.rows
         rung = table.rungs if len(rows) > 1 else 0
         if rung > FULL_RUNG and self._stalled(rows) >= PATIENCE:
@@ -115,7 +128,7 @@ class Ladder:
         else:
             wanted = self._fresh(self._proposals(rung, rows), rows)
             share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
-            chosen = self._affordable(wanted, cost, left, share * left)
+            chosen = self._affordable(wanted, cost, left, share * left, least)
         if not chosen and rung <= FULL_RUNG:
             # Too little for a choice among short runs: fewer networks, in full.
             fresh = self._fresh(self._in_full(rung, rows), rows)
@@ -132,56 +145,72 @@ class Ladder:
                 self._neighbours(rung, earlier, self._generator(rung)), table.rows
             )
         else:
-            yield from self._fresh(self._widths(0), table.rows)
+            longer = (replace(row, rung=0) for row in self._widths(1))
+            yield from self._fresh(chain(self._widths(0), longer), table.rows)
 
     def _affordable(
-        self, fresh: Iterator[Row], cost: Affordable, left: float, most: float
+        self, fresh: Iterator[Row], cost: Affordable, left: float, most: float, least: int = 1
     ) -> list[Row]:
-        """The first rows that cost no more than `most` together.
+        """The first rows that cost no more than `most` together; of the first ones, than is left.
 
         None may cost more than a share of what is left when it is trained in full.
         """
-        spent, too_dear, chosen = 0.0, 0, list[Row]()
+        spent, far, too_dear, chosen = 0.0, 0.0, 0, list[Row]()
         for row in fresh:
             price = cost(row)
-            in_full = price * self._full(row) / row.recipe.batches
-            if spent + price > most * (1 + 1e-9) or in_full > max(MAX_SHARE * left, price):
+            in_full = price * max(1.0, self._full / self.space.length(row.recipe))
+            distant = price if chosen and self._is_far(row) else 0.0
+            within = left if 0 < len(chosen) < least else most
+            if (
+                spent + price > within * (1 + 1e-9)
+                or far + distant > FAR_SHARE * most
+                or in_full > max(MAX_SHARE * left, price)
+            ):
                 too_dear += 1
                 if too_dear == MAX_REFUSED:
                     break
                 continue
-            too_dear, spent = 0, spent + price
+            too_dear, spent, far = 0, spent + price, far + distant
             chosen.append(row)
             if len(chosen) == MAX_RUNS:
                 break
         return chosen
 
+    def _is_far(self, row: Row) -> bool:
+        """Whether a network is far below a cap on its size."""
+        budget = self.networks.budget
+        caps = (budget.params, row.params), (budget.macs, row.macs)
+        return any(cap is not None and size < cap / 2 for cap, size in caps)
+
     def _in_full(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The proposals of a rung, then neighbours, each for the length of a full run."""
         near = self._neighbours(rung, rows, self._generator(rung))
         for row in chain(self._proposals(rung, rows), near):
-            recipe = replace(row.recipe, batches=self._full(row))
-            yield replace(row, rung=max(1, rung), recipe=recipe)
+            length = max(self._full, self.space.length(row.recipe))
+            yield replace(row, rung=max(1, rung), recipe=self.space.lasting(row.recipe, length))
 
     def filling(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
         """Runs of the best networks that fit into what is left of the time.
 
         `batches`: how many a network can be trained on; `count`: runs at a time.
         """
-        rows, full = table.rows, self.settings.recipe.batches
+        rows, space = table.rows, self.space
         done = [row for row in finished(rows) if not row.diverged and row.start is None]
         found = list[Row]()
         for row in sorted(done, key=lambda one: -known(one.merit)):
-            length = min(self.settings.longer, batches(row))
-            if length < full // DIVISORS[1] or len(found) == count:
+            in_time = batches(row) * row.recipe.batch_size / space.recipe.batch_size
+            length = min(self.settings.longer, in_time)
+            if length < self._full / DIVISORS[1] or len(found) == count:
                 continue
             again = self._again(row, table.rungs, length)
             if again.key not in {other.key for other in (*rows, *found)}:
                 found.append(replace(self.sized(again), number=len(rows) + len(found)))
         return found
 
-    def _full(self, row: Row) -> int:
-        return max(self.settings.recipe.batches, row.recipe.batches)
+    @property
+    def _full(self) -> int:
+        """Batches of a full run, of the usual size."""
+        return self.space.recipe.batches
 
     # ---- proposals ------------------------------------------------------------------------
 
@@ -191,20 +220,25 @@ class Ladder:
             return self._random(rung, generator)
         if rung == 0:
             return self._widths(rung)
-        if rung < FULL_RUNG:
-            return chain(self._survivors(rung, rows), self._neighbours(rung, rows, generator))
-        if rung == FULL_RUNG:
-            near = self._neighbours(rung, rows, generator)
-            return chain(self._control(rung, rows), self._survivors(rung, rows), near)
-        longer = self._longer(rung, rows)
         near = self._neighbours(rung, rows, generator)
-        return chain(self._unfinished(rung, rows), longer, near)
+        if rung < FULL_RUNG:
+            return chain(self._survivors(rung, rows), self._augmented(rung, rows), near)
+        if rung == FULL_RUNG:
+            return chain(
+                self._best(rung, rows),
+                self._augmented(rung, rows),
+                self._control(rung, rows),
+                self._widest(rung, rows),
+                self._survivors(rung, rows),
+                near,
+            )
+        return chain(self._longer(rung, rows), self._unfinished(rung, rows), near)
 
     def _generator(self, rung: int) -> np.random.Generator:
         return np.random.default_rng(stream_seed(self.settings.seed, "ladder", rung))
 
     def _length(self, rung: int) -> int:
-        full = self.settings.recipe.batches
+        full = self._full
         return min(full, max(MIN_BATCHES, full // DIVISORS.get(rung, 1)))
 
     def _widths(self, rung: int) -> Iterator[Row]:
@@ -212,15 +246,15 @@ class Ladder:
 
         Under a cap the widest is often the best.
         """
-        settings, networks = self.settings, self.networks
-        recipe = replace(settings.recipe, batches=self._length(rung))
-        for rate in settings.rates:
+        space, networks = self.space, self.networks
+        recipe = replace(space.recipe, batches=self._length(rung))
+        for rate in space.rates:
             yield self._row(rung, 0, 0, networks.base.bare, replace(recipe, lr=rate), "given")
         others = range(1, len(networks.variants))
         widest = max(others, key=self._relative, default=0)
         order = sorted(others, key=lambda v: (v != widest, abs(math.log(self._relative(v)))))
-        middle = settings.recipe.lr
-        for rate in sorted(settings.rates, key=lambda rate: (rate != middle, -rate)):
+        middle = space.recipe.lr
+        for rate in sorted(space.rates, key=lambda rate: (rate != middle, -rate)):
             for variant in order:
                 bare = networks.variants[variant].bare
                 yield self._row(rung, 0, variant, bare, replace(recipe, lr=rate), "width")
@@ -233,8 +267,8 @@ class Ladder:
     def _survivors(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The best networks of the last rung, for longer; the whole frontier among them."""
         length = self._length(rung - 1)
-        same = [row for row in finished(rows) if row.recipe.batches == length]
-        last = [row for row in same if row.rung == rung - 1 and not row.diverged]
+        same = [row for row in _sound(rows) if self.space.lasts(row.recipe, length)]
+        last = [row for row in same if row.rung == rung - 1]
         if not last:
             return
         keep = max(2, math.ceil(len(last) / KEPT))
@@ -242,9 +276,31 @@ class Ladder:
         for index in order:
             yield self._again(last[int(index)], rung, self._length(rung))
 
+    def _best(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The two best networks so far, for longer."""
+        done = sorted(_sound(rows), key=lambda row: -known(row.merit))
+        for row in done[:2]:
+            yield self._again(row, rung, self._length(rung))
+
+    def _augmented(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The best network so far at every strength of augmentation."""
+        best = max(_sound(rows), key=lambda row: known(row.merit), default=None)
+        if best is not None:
+            again = self._again(best, rung, self._length(rung))
+            for recipe in self.space.other_augments(again.recipe):
+                yield replace(again, recipe=recipe)
+
+    def _widest(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The largest network, by the best recipe that was found for it."""
+        done = _sound(rows)
+        most = max((row.params for row in done), default=0)
+        same = [row for row in done if row.params == most]
+        for row in sorted(same, key=lambda row: -known(row.merit))[:1]:
+            yield self._again(row, rung, self._length(rung))
+
     def _control(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The model as given at the best rate that was found for it."""
-        base = [r for r in finished(rows) if r.origin == "given" and not r.diverged]
+        base = [row for row in _sound(rows) if row.origin == "given"]
         for length in sorted({row.recipe.batches for row in base}):
             same = [row for row in base if row.recipe.batches == length]
             best = max(same, key=lambda row: known(row.merit))
@@ -252,27 +308,63 @@ class Ladder:
 
     def _unfinished(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """Networks of shorter runs that are better for their size than all that ran in full."""
-        full = self.settings.recipe.batches
-        front = self._front([row for row in finished(rows) if not row.diverged])
-        for row in reversed(front):
-            if row.recipe.batches < full:
-                yield self._again(row, rung, full)
+        for row in reversed(self._front(_sound(rows))):
+            if self.space.length(row.recipe) < (1.0 - SAME) * self._full:
+                yield self._again(row, rung, self._full)
 
     def _longer(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
-        """The frontier for three times as long, if length has paid so far."""
-        done = [row for row in finished(rows) if not row.diverged]
-        longest = max((row.recipe.batches for row in done), default=0)
-        if longest * 3 > self.settings.longer or not self._length_pays(done, longest):
+        """Three times as long what may overtake the best, then the rest of the frontier.
+
+        Each strength of augmentation is judged by what it has gained from length so far.
+        """
+        done, space = _sound(rows), self.space
+        longest = max((space.length(row.recipe) for row in done), default=0.0)
+        if longest * 3 > self.settings.longer * (1.0 + SAME):
             return
-        front = self._front([row for row in done if row.recipe.batches == longest])
-        for row in reversed(front):
+        long = [row for row in done if space.lasts(row.recipe, longest)]
+        hopeful = list[Row]()
+        for strength in range(len(space.augments)):
+            same = [row for row in done if space.strength(row.recipe) == strength]
+            if self._gains(same, longest, max(known(row.merit) for row in done)):
+                now = [row for row in same if space.lasts(row.recipe, longest)]
+                hopeful.append(max(now, key=lambda row: known(row.merit)))
+        if not hopeful:
+            return
+        hopeful.sort(key=lambda row: -known(row.merit))
+        again = [self._again(row, rung, longest * 3) for row in hopeful]
+        yield from again
+        for row in again:
+            yield from (replace(row, recipe=one) for one in space.stronger(row.recipe))
+        for row in again:
+            yield self._restarted(row, 1)
+        for row in reversed(self._front(long)):
             yield self._again(row, rung, longest * 3)
 
-    def _again(self, row: Row, rung: int, batches: int) -> Row:
-        """The same network and recipe, for a number of batches, from its own start."""
-        recipe = replace(row.recipe, batches=batches)
+    def _gains(self, rows: Sequence[Row], longest: float, best: float) -> bool:
+        """Whether the best of the longest runs would overtake, if length gave as much once more."""
+        space = self.space
+        now = [known(row.merit) for row in rows if space.lasts(row.recipe, longest)]
+        before = [
+            known(row.merit) for row in rows if space.length(row.recipe) < (1 - SAME) * longest
+        ]
+        if not now or not math.isfinite(max(now)):
+            return False
+        if not before:
+            return True
+        gain, room = max(now) - max(before), self.settings.best - max(before)
+        pays = gain > (LONGER_PAYS * room if math.isfinite(room) else 0.0)
+        return pays and max(now) + gain >= best
+
+    def _again(self, row: Row, rung: int, length: float) -> Row:
+        """The same network by the same recipe, for a length in batches of the usual size."""
+        recipe = self.space.lasting(row.recipe, length)
         origin: Origin = "seeds" if row.origin in ("grown", "pruned") else row.origin
-        return self._row(rung, 0, row.variant, row.topology, recipe, origin, row.number)
+        made = self._row(rung, 0, row.variant, row.topology, recipe, origin, row.number)
+        return replace(made, seed=row.seed)
+
+    def _restarted(self, row: Row, place: int) -> Row:
+        """The same with other initial weights and another order of samples."""
+        return replace(row, seed=stream_seed(self.settings.seed, "restart", place) % 2**31)
 
     def _front(self, rows: Sequence[Row]) -> list[Row]:
         return [rows[index] for index in pareto(_merits(rows), _sizes(rows))] if rows else []
@@ -283,42 +375,44 @@ class Ladder:
         self, rung: int, rows: Sequence[Row], generator: np.random.Generator
     ) -> Iterator[Row]:
         """Networks that differ from one of the frontier in rate, width or a seed."""
-        done = [row for row in finished(rows) if not row.diverged]
+        done = _sound(rows)
         front = self._front(done)
         if not front:
             return
-        length = self._length(rung)
+        best = sorted(done, key=lambda row: -known(row.merit))[:BEST]
+        length = float(self._length(rung))
+        if rung > FULL_RUNG:
+            length = max(length, self.space.length(best[0].recipe))
         for parent in reversed(front):
-            yield from self._other_rates(parent, rung, length)
+            for recipe in self.space.other_rates(parent.recipe):
+                yield self._changed(parent, rung, recipe, length)
         for _ in range(100 * MAX_RUNS):
-            parent = front[-1] if generator.random() < 0.5 else _pick(front, generator)
-            several = len(self.networks.variants) > 1
-            if generator.random() < (SEED_SHARE if several else 1.0):
-                yield from self._other_seeds(parent, rung, length, generator)
-            elif generator.random() < 0.5:
-                yield from self._other_rates(parent, rung, length)
-            else:
-                yield from self._other_widths(parent, rung, length, generator)
+            parent = pick(best if generator.random() < 0.7 else front, generator)
+            yield from self._neighbour(parent, rung, length, generator)
 
-    def _other_rates(self, parent: Row, rung: int, length: int) -> Iterator[Row]:
-        steps = (RATE_STEP, 1.0 / RATE_STEP) if self.settings.more_rates else ()
-        origin: Origin = parent.origin if parent.start is None else "seeds"
-        low, high = RATE_LIMITS
-        for rate in (*(parent.recipe.lr * step for step in steps), *self.settings.rates):
-            lr = self._known_rate(rate)
-            if low <= lr <= high and lr != parent.recipe.lr:
-                near = replace(parent.recipe, batches=length, lr=lr)
-                yield self._row(
-                    rung, 0, parent.variant, parent.topology, near, origin, parent.number
-                )
+    def _neighbour(
+        self, parent: Row, rung: int, length: float, generator: np.random.Generator
+    ) -> Iterator[Row]:
+        """A network that differs from another in one thing."""
+        drawn = generator.random()
+        if drawn < RESTART_SHARE:
+            again = self._again(parent, rung, length)
+            yield self._restarted(again, 1 + int(generator.integers(RESTARTS)))
+        elif drawn < RESTART_SHARE + WIDTH_SHARE:
+            yield from self._other_widths(parent, rung, length, generator)
+        elif drawn < RESTART_SHARE + WIDTH_SHARE + SEED_SHARE:
+            yield from self._other_seeds(parent, rung, length, generator)
+        else:
+            recipe = self.space.near(parent.recipe, generator)
+            if recipe is not None:
+                yield self._changed(parent, rung, recipe, length)
 
-    def _known_rate(self, rate: float) -> float:
-        """The rate, or one of the first that is as good as the same."""
-        first = (one for one in self.settings.rates if math.isclose(one, rate, rel_tol=1e-2))
-        return next(first, float(f"{rate:.4g}"))
+    def _changed(self, parent: Row, rung: int, recipe: Recipe, length: float) -> Row:
+        """The network of a row by another recipe, for a length."""
+        return self._again(replace(parent, recipe=recipe), rung, length)
 
     def _other_widths(
-        self, parent: Row, rung: int, length: int, generator: np.random.Generator
+        self, parent: Row, rung: int, length: float, generator: np.random.Generator
     ) -> Iterator[Row]:
         order = sorted(range(len(self.networks.variants)), key=self._relative)
         place = order.index(parent.variant) + (1 if generator.random() < 0.5 else -1)
@@ -327,29 +421,26 @@ class Ladder:
             return
         held = self.networks.variants[variant]
         topology = parent.topology if held.holds(parent.topology) else held.bare
-        recipe = replace(parent.recipe, batches=length)
+        recipe = self.space.lasting(parent.recipe, length)
         origin = _origin(variant, topology)
-        yield self._row(rung, 0, variant, topology, recipe, origin, parent.number)
+        made = self._row(rung, 0, variant, topology, recipe, origin, parent.number)
+        yield replace(made, seed=parent.seed)
 
     def _other_seeds(
-        self, parent: Row, rung: int, length: int, generator: np.random.Generator
+        self, parent: Row, rung: int, length: float, generator: np.random.Generator
     ) -> Iterator[Row]:
         near = self.networks.variants[parent.variant].neighbours(parent.topology)
         if not near:
-            yield from self._other_rates(parent, rung, length)
             return
-        topology = near[int(generator.integers(len(near)))]
-        recipe = replace(parent.recipe, batches=length)
+        topology = pick(near, generator)
+        recipe = self.space.lasting(parent.recipe, length)
         grows = generator.random() < GROWN_SHARE and parent.saved
-        if not grows:
-            origin = _origin(parent.variant, topology)
-            yield self._row(rung, 0, parent.variant, topology, recipe, origin, parent.number)
-            return
         more = sum(map(bool, topology)) > sum(map(bool, parent.topology))
-        row = self._row(
-            rung, 0, parent.variant, topology, recipe, "grown" if more else "pruned", parent.number
-        )
-        yield replace(row, start=parent.number)
+        origin: Origin = _origin(parent.variant, topology)
+        if grows:
+            origin = "grown" if more else "pruned"
+        row = self._row(rung, 0, parent.variant, topology, recipe, origin, parent.number)
+        yield replace(row, seed=parent.seed, start=parent.number if grows else None)
 
     # ---- at random ------------------------------------------------------------------------
 
@@ -363,11 +454,8 @@ class Ladder:
             for slot in range(len(topology)):
                 if generator.random() < 1.0 / (1 + len(topology)):
                     options = (EMPTY, *held.options(slot))
-                    name = options[int(generator.integers(len(options)))]
-                    topology = (*topology[:slot], name, *topology[slot + 1 :])
-            rates = self.settings.rates
-            rate = rates[int(generator.integers(len(rates)))]
-            recipe = replace(self.settings.recipe, lr=rate)
+                    topology = with_seed(topology, slot, pick(options, generator))
+            recipe = self.space.random(generator)
             yield self._row(rung, 0, variant, topology, recipe, _origin(variant, topology))
 
     # ---- rows -----------------------------------------------------------------------------
@@ -416,19 +504,10 @@ class Ladder:
     def sized(self, row: Row) -> Row:
         """The row with the size and the cost of its network."""
         size = self.networks.size(row.variant, row.topology)
-        cost = self.networks.cost(row.variant, row.topology)
+        cost = self.networks.cost_of(size, row.recipe.batch_size)
         return replace(row, params=size.params, macs=size.macs, cost=cost)
 
     # ---- progress -------------------------------------------------------------------------
-
-    def _length_pays(self, done: Sequence[Row], longest: int) -> bool:
-        """Whether the best of the longest runs is better than the best of the shorter ones."""
-        shorter = [known(row.merit) for row in done if row.recipe.batches < longest]
-        now = max(known(row.merit) for row in done if row.recipe.batches == longest)
-        if not shorter or not math.isfinite(now):
-            return math.isfinite(now)
-        gain, room = now - max(shorter), self.settings.best - max(shorter)
-        return gain > (LONGER_PAYS * room if math.isfinite(room) else 0.0)
 
     def _stalled(self, rows: Sequence[Row]) -> int:
         """Full rungs in a row, up to the last, that have not improved the frontier."""
@@ -442,7 +521,7 @@ class Ladder:
 
     def _volume(self, rows: Sequence[Row], rung: int) -> float:
         """Hypervolume of the runs that have ended, up to a rung."""
-        done = [row for row in finished(rows) if not row.diverged]
+        done = _sound(rows)
         some = [row for row in done if row.rung <= rung]
         if not some:
             return 0.0
@@ -458,8 +537,9 @@ def _numbered(rows: Sequence[Row], table: Table) -> list[Row]:
     return [replace(row, number=len(table.rows) + place) for place, row in enumerate(rows)]
 
 
-def _pick(rows: Sequence[Row], generator: np.random.Generator) -> Row:
-    return rows[int(generator.integers(len(rows)))]
+def _sound(rows: Sequence[Row]) -> list[Row]:
+    """Runs that ended, and did not diverge."""
+    return [row for row in finished(rows) if not row.diverged]
 
 
 def _origin(variant: int, topology: Topology) -> Origin:

@@ -139,12 +139,16 @@ class Networks:
         budget: Budget,
         scaled: Callable[[float], ScaledModel],
         weights: Callable[[int], Path],
-        overhead: float,
+        device: str,
+        batch_size: int,
     ) -> None:
         """`scaled`: the model at another width, raises if there is none; `weights`: file of the
-        weights of a finished run; `overhead`: of a sample, see `OVERHEAD`.
+        weights of a finished run; `device`: kind of the one that trains; `batch_size`: the usual
+        one.
         """
+        overhead = OVERHEAD.get(device, OVERHEAD["cpu"])
         self._overhead = 0.0 if budget.flops is not None else overhead
+        self._batch_size = batch_size
         self.variants = [base]
         self.others: Callable[[], Sequence[Variant]] | None = None
         """Makes the other widths, when they are needed for the first time."""
@@ -180,17 +184,15 @@ class Networks:
         """Size of a network."""
         return self.variants[variant].size(topology)
 
-    def cost(self, variant: int, topology: Topology) -> float:
-        """Training compute of a batch, relative to the model as given.
+    def cost_of(self, size: Size, batch_size: int | None = None) -> float:
+        """Training compute of a batch of a network of some size, relative to the model as given.
 
-        With what a batch takes besides, unless the budget is one of FLOPs.
+        With what a batch takes besides, unless the budget is one of FLOPs. `batch_size`: None: the
+        usual one.
         """
-        return self.cost_of(self.size(variant, topology))
-
-    def cost_of(self, size: Size) -> float:
-        """Training compute of a batch of a network of some size."""
-        base = self.base.size(self.base.bare).train_macs
-        return (self._overhead + size.train_macs) / max(1.0, self._overhead + base)
+        base, samples = self.base.size(self.base.bare).train_macs, self._batch_size
+        work = size.train_macs * (batch_size or samples)
+        return (self._overhead + work) / max(1.0, self._overhead + base * samples)
 
     def allows(self, variant: int, topology: Topology) -> bool:
         """Whether a network is within the limits of the budget."""

@@ -14,6 +14,8 @@ RATES: Final = {"adamw": 1e-2, "sgd": 0.05}
 """Middle learning rate of `lr="auto"`; a third and three times as much are tried too."""
 TRANSFORMER_RATE: Final = 1e-3
 WEIGHT_DECAY: Final = {"adamw": 1e-2, "sgd": 5e-4}
+SMOOTHING: Final = 0.1
+"""Label smoothing that is tried."""
 RUN_BATCHES: Final = 1500
 """Batches of a full training run, as far as the limits on epochs allow."""
 MAX_BATCHES: Final = 2**31

@@ -20,7 +20,8 @@ from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
 from esper.growing.ladder import MAX_SHARE, Ladder, LadderSettings
-from esper.growing.networks import OVERHEAD, Networks, Variant
+from esper.growing.moves import Space
+from esper.growing.networks import Networks, Variant
 from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart, tensor_digest
 from esper.growing.problem import Model, Problem, limit_blueprints
@@ -29,6 +30,7 @@ from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.recipes import (
     FULL_RUNS,
     LONGER,
+    SMOOTHING,
     WEIGHT_DECAY,
     Length,
     choose_batch_size,
@@ -40,7 +42,7 @@ from esper.growing.runs import Recipe, Table
 from esper.growing.search import Limits, Search
 from esper.growing.settings import WHERE, GrowSettings
 from esper.growing.streams import StreamSource
-from esper.growing.trainers.augment import check_augmentation
+from esper.growing.trainers.augment import NONE, check_augmentation, levels
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
@@ -100,8 +102,8 @@ class GrowRun:
         decay = settings.weight_decay
         self.weight_decay = WEIGHT_DECAY[self.optimizer] if decay == "auto" else float(decay)
         data, inputs = problem.data, problem.trace.inputs
-        check_augmentation(settings.augment, [spec.shape for spec in inputs.specs])
         resident = isinstance(data.train, GrowPart)
+        self.augments = self._augments()
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
         size = choose_batch_size(data.batch_size, samples)
         size = min(size, samples) if resident and samples is not None else size
@@ -123,8 +125,43 @@ class GrowRun:
             budget,
             self._scaled,
             lambda number: weights_path(self.folder, number),
-            OVERHEAD.get(self.device.type, OVERHEAD["cpu"]) / size,
+            self.device.type,
+            size,
         )
+
+    def _augments(self) -> Sequence[str]:
+        """Augmentations to choose from."""
+        data, specs = self.problem.data, self.problem.trace.inputs.specs
+        shapes = [spec.shape for spec in specs]
+        if self.settings.augment != "auto":
+            check_augmentation(self.settings.augment, shapes)
+            return (self.settings.augment,)
+        if isinstance(data.train, StreamSource):
+            return (NONE,)  # it may change its samples by itself
+        floats = all(spec.dtype.is_floating_point for spec in specs)
+        return levels(shapes, floats, data.train.targets.shape[1:])
+
+    def _space(self) -> Space:
+        """What the search may change in a recipe."""
+        settings, smoothing = self.settings, self.settings.label_smoothing
+        train = self.problem.data.train
+        resident = isinstance(train, GrowPart)
+        labels = isinstance(train, GrowPart) and train.targets.ndim == 1
+        tries = smoothing == "auto" and self.task.smooths and labels
+        return Space(
+            self._recipe(self.length),
+            self.rates,
+            more_rates=settings.lr == "auto",
+            augments=tuple(self.augments),
+            smoothings=(0.0, SMOOTHING) if tries else (self._smoothing,),
+            decays=settings.weight_decay == "auto",
+            batch_sizes=resident and settings.batch_size is None,
+        )
+
+    @property
+    def _smoothing(self) -> float:
+        given = self.settings.label_smoothing
+        return 0.0 if given == "auto" else given
 
     def _train_data(self) -> Samples | StreamReader:
         train, inputs = self.problem.data.train, self.problem.trace.inputs
@@ -156,7 +193,7 @@ class GrowRun:
         clip = self.settings.clip or 0.0
         return Recipe(
             self.optimizer, rate, self.weight_decay, clip, length.batch_size, length.batches,
-            self.settings.augment,
+            self.augments[0], self._smoothing,
         )  # fmt: skip
 
     def _probe(self) -> float:
@@ -284,9 +321,7 @@ class GrowRun:
         longer = LONGER if settings.epochs == "auto" else 1
         ladder = Ladder(
             LadderSettings(
-                recipe=self._recipe(self.length),
-                rates=self.rates,
-                more_rates=settings.lr == "auto",
+                space=self._space(),
                 longer=longer * self.length.batches,
                 seed=settings.seed,
                 lower_is_better=not metric.higher_is_better,

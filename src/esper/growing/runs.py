@@ -36,6 +36,7 @@ class Recipe:
     """Length of the run."""
     augment: str = "none"
     """How samples are changed at random (`trainers/augment.py`)."""
+    label_smoothing: float = 0.0
 
     def rate(self, batch: int) -> float:
         """Learning rate at a batch: a linear warm-up, then a cosine to 0.

@@ -26,6 +26,7 @@ from torch import Tensor
 from esper.growing.budget import Budget
 from esper.growing.clock import MARGIN, Clock
 from esper.growing.ladder import DIVISORS, Ladder
+from esper.growing.moves import SAME
 from esper.growing.networks import Networks
 from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.runs import Row, Table, finished, known
@@ -40,6 +41,8 @@ FILLED: Final = 0.95
 """Share of the time that is left that they are to take."""
 MAX_FILLING: Final = 8
 """Runs that fill what is left of the time."""
+MAX_LEAST: Final = 4
+"""Runs of a rung, at least, where as many train at a time."""
 MAX_REFUSED: Final = 3
 """Runs that are too long, after which none is started beside the longest run of a rung."""
 MIN_FILL: Final = 2.0
@@ -170,7 +173,9 @@ class Search:
         if not self.table.rows:
             return [ladder.sized(ladder.first())]
         self.networks.complete()
-        rows, reason = ladder.next_rung(self.table, self._left(), self._price)
+        # What a rung holds may depend on the machine only where its speed decides the end anyway.
+        least = 1 if math.isinf(self.clock.limit) else min(MAX_LEAST, round(self.clock.parallel))
+        rows, reason = ladder.next_rung(self.table, self._left(), self._price, least)
         rows = self._stretched(self._affordable(rows))
         if not rows and math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL:
             count = max(1, min(MAX_FILLING, round(self.clock.parallel)))
@@ -188,7 +193,9 @@ class Search:
     def _stretched(self, rows: list[Row]) -> list[Row]:
         """Runs after which there is no time for more, made longer to fill it."""
         full, clock = self.limits.length, self.clock
-        if not rows or math.isinf(clock.limit) or min(row.recipe.batches for row in rows) < full:
+        space = self.ladder.space
+        shortest = min((space.length(row.recipe) for row in rows), default=0.0)
+        if math.isinf(clock.limit) or shortest < (1.0 - SAME) * full:
             return rows
         longest = max(map(clock.predict, rows))
         seconds = max(longest, sum(map(clock.share, rows)))
@@ -196,10 +203,10 @@ class Search:
             return rows
         factor = max(1.0, min(MAX_STRETCH, FILLED * clock.left / seconds))
         longer = self.ladder.settings.longer
-        batches = [min(longer, int(factor * row.recipe.batches)) for row in rows]
+        lengths = [space.length(row.recipe) for row in rows]
         return [
-            replace(row, recipe=replace(row.recipe, batches=max(count, row.recipe.batches)))
-            for row, count in zip(rows, batches, strict=True)
+            replace(row, recipe=space.lasting(row.recipe, max(old, min(longer, factor * old))))
+            for row, old in zip(rows, lengths, strict=True)
         ]
 
     def _left(self) -> float:

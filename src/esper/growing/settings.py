@@ -51,11 +51,12 @@ class GrowSettings:
     """Metric by name, or a function of your own, on the command line FILE.py:NAME."""
     class_weights: Sequence[float] | Tensor | None = None
     """Weight of each class in the built-in losses."""
-    label_smoothing: float = 0.0
-    """Label smoothing of the built-in losses."""
-    augment: str = "none"
-    """Random changes of training samples: shift (signals and images, by an eighth of a side at
-    most), flip (images, left to right), flip+shift, or none."""
+    label_smoothing: float | Literal["auto"] = "auto"
+    """Label smoothing of the built-in losses; auto: none, and 0.1 is tried."""
+    augment: str = "auto"
+    """Random changes of training samples: flip and cutout (images), shift (signals and images, by
+    an eighth of a side at most), scale (signals), noise (signals and tables), mixup, several of
+    them joined by +, or none; auto: none, and stronger and stronger ones are tried."""
     output: int | str | None = None
     """Index or key of the tensor to train on, if forward returns several; default: the first."""
     slots: int | Sequence[str] = 8
@@ -106,6 +107,7 @@ class GrowSettings:
         """(setting, whether it is valid, what to give instead)."""
         size, names, columns = self.batch_size, self.blueprints, self.columns
         decay = self.weight_decay == "auto" or self.weight_decay == 0
+        smooth = self.label_smoothing
         return [
             ("columns", columns is None or (_is_list(columns) and len(columns) > 1),
              "name the inputs and then the target, as in ('image', 'label')"),
@@ -113,6 +115,8 @@ class GrowSettings:
              "give a whole number of 1 or more"),
             ("blueprints", names is None or (_is_list(names) and len(names) > 0),
              "give names, as in ['norm'], or None for all that fit"),
+            ("label_smoothing", smooth == "auto" or smooth == 0 or _is_positive(smooth),
+             "give a share from 0 to below 1, or 'auto'"),
             ("widths", self.widths == "auto" or _all_positive(self.widths),
              "give multiples of the model's width, as in (0.5, 2), () for none, or 'auto'"),
             ("epochs", self.epochs == "auto" or _is_positive(self.epochs),

@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from captured_support import StandIn, digest, image_data, make_job, make_task, train_all
-from esper.growing.trainers.augment import AUGMENTATIONS, SHIFT, Augmentation, check_augmentation
+from esper.growing.trainers.augment import (
+    CUTOUT,
+    LEVELS,
+    NOISE,
+    OPERATIONS,
+    SCALE,
+    SHIFT,
+    Augmentation,
+    check_augmentation,
+    levels,
+)
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.kinds import Kinds
@@ -99,9 +109,9 @@ def test_a_run_with_augmentation_is_the_same_captured_and_differs_from_one_witho
 @pytest.mark.parametrize(
     ("name", "shapes", "said"),
     [
-        ("flop", [(3, 8, 8)], "augment 'flop'"),
-        ("flip", [(3, 40)], "augment='flip': it is for images [C, H, W], and samples are [3, 40]"),
-        ("shift", [(12,)], "it is for signals [C, L] or images [C, H, W], and samples are [12]"),
+        ("flop", [(3, 8, 8)], "augment='flop': 'flop' is none of auto, none, flip, shift"),
+        ("flip+noise", [(3, 40)], "flip is for images [C, H, W], and samples are [3, 40]"),
+        ("shift", [(12,)], "shift is for signals [C, L] or images [C, H, W], and samples are [12]"),
         ("shift", [(3, 8, 8), (4,)], "samples are [3, 8, 8], [4]"),
     ],
 )
@@ -109,4 +119,79 @@ def test_what_has_no_such_augmentation_is_refused_in_one_line(name, shapes, said
     assert said in refused(lambda: check_augmentation(name, shapes))
     for any_shape in ([(12,)], [(3, 8, 8), (4,)]):
         check_augmentation("none", any_shape)
-    assert set(AUGMENTATIONS) == {"none", "shift", "flip", "flip+shift"}
+
+
+def test_a_search_chooses_from_what_is_known_to_fit_and_from_nothing_where_it_is_not():
+    for axes, names in LEVELS.items():
+        shape = (3, 8, 8)[:axes]
+        assert levels([shape], True, ()) == names
+        assert names[0] == "none"
+        for name in names:
+            check_augmentation(name, [shape])
+    image = [(3, 8, 8)]
+    assert levels(image, False, ()) == levels(image * 2, True, ()) == ("none",)
+    assert levels(image, True, (8, 8)) == levels([(2, 3, 4, 5)], True, ()) == ("none",)
+    assert {part for names in LEVELS.values() for name in names for part in name.split("+")} == {
+        "none", *OPERATIONS}  # fmt: skip
+
+
+def test_a_window_of_a_quarter_of_each_side_is_blank():
+    x = numbered(50, 2, 16, 24)
+    out = Augmentation("cutout", 0, CPU)(x, 3)
+    blank = out == 0
+    assert torch.equal(out[~blank], x[~blank])
+    assert torch.equal(blank[:, 0], blank[:, 1]), "of all channels"
+    rows, columns = blank[:, 0].any(2).sum(1), blank[:, 0].any(1).sum(1)
+    assert (rows.max(), columns.max()) == (16 // CUTOUT, 24 // CUTOUT)
+    assert torch.equal(blank[:, 0].sum((1, 2)), rows * columns), "in one piece"
+    assert len({tuple(one.nonzero()[0].tolist()) for one in blank[:, 0]}) > 20
+
+
+def test_signals_are_scaled_each_by_its_own_factor():
+    x = numbered(200, 2, 9)
+    factor = (Augmentation("scale", 0, CPU)(x, 1) / x).flatten(1)
+    assert torch.allclose(factor, factor[:, :1].expand_as(factor), rtol=1e-5)
+    assert 1 - SCALE <= float(factor.min()) < 0.85 < 1.15 < float(factor.max()) <= 1 + SCALE
+
+
+def test_noise_has_the_size_of_its_column_and_leaves_categories_as_they_are():
+    x = torch.stack([torch.randn(4000), 50 * torch.randn(4000)], 1)
+    codes = torch.randint(9, (4000, 1)).float()
+    made = Augmentation("noise", 0, CPU)
+    change = made(torch.cat([x, codes], 1), 2) - torch.cat([x, codes], 1)
+    assert torch.allclose(change[:, :2].std(0), NOISE * x.std(0), rtol=0.1)
+    assert torch.allclose(change.mean(0), torch.zeros(3), atol=0.5)
+    assert not change[:, 2].any()
+    assert not torch.equal(made(x, 3), made(x, 2))
+
+
+def test_samples_and_targets_are_mixed_alike(tmp_path):
+    made, x = Augmentation("mixup", 5, CPU), torch.randn(6, 1, 8)
+    kept = {number: float(made.kept(number)) for number in range(200)}
+    assert 0.5 <= min(kept.values()) < 0.6
+    assert 0.95 < max(kept.values()) <= 1
+    assert torch.equal(made.kept(torch.tensor([3])), made.kept(3))
+    assert torch.allclose(made(x, 3), kept[3] * x + (1 - kept[3]) * x.flip(0), atol=1e-6)
+
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+    task = make_task(image_data())
+    job = make_job(net, 0, tmp_path, batches=1, augment="mixup")
+    program = Kinds(task, StandIn().capture).program(job)
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    share = float(program._augment.kept(7))
+    mean = nn.functional.cross_entropy
+    wanted = share * mean(outputs, targets) + (1 - share) * mean(outputs, targets.flip(0))
+    assert torch.allclose(program.loss(outputs, targets, 7), wanted)
+
+
+def test_labels_are_smoothed_by_the_share_of_the_run(tmp_path):
+    task = make_task(image_data())
+    job = make_job(lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 3)), 0, tmp_path, batches=1,
+                   label_smoothing=0.25)  # fmt: skip
+    outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    wanted = nn.functional.cross_entropy(outputs, targets, label_smoothing=0.25)
+    program = Kinds(task, StandIn().capture).program(job)
+    assert torch.allclose(program.loss(outputs, targets, 0), wanted)
+    assert torch.equal(task.loss(outputs, targets), nn.functional.cross_entropy(outputs, targets))

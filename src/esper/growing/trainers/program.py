@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from esper.device.bfloat16 import bfloat16_passes
 from esper.device.graphs import Recording
 from esper.growing.runs import How
-from esper.growing.trainers.augment import Augmentation
+from esper.growing.trainers.augment import NONE, Augmentation
 from esper.growing.trainers.data import Batch, ResidentOrder, StreamReader
 from esper.growing.trainers.determinism import tolerate_others
 from esper.growing.trainers.draws import Generators, KeyedDraws
@@ -67,7 +67,8 @@ class Program:
         site = kind.site
         self._draws = None if site is None else KeyedDraws(job.seed, site, task.device)
         name = job.recipe.augment
-        self._augment = None if name == "none" else Augmentation(name, job.seed, task.device)
+        self._augment = None if name == NONE else Augmentation(name, job.seed, task.device)
+        self._loss = task.training_loss(job.recipe)
         self._rates = torch.empty(0)
         self._every = max(1, job.recipe.batches // POINTS)
         self._checked = min(self._every, CHECKED)
@@ -175,11 +176,19 @@ class Program:
         """Forward, backward, clipping, optimiser; adds the loss to the total."""
         with self.precision(), self._drawing(number):
             outputs = self.task.outputs(self.network, values)
-        loss = self.task.loss(outputs.float(), targets)
+        loss = self.loss(outputs.float(), targets, number)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.total.add_(loss.detach())
+
+    def loss(self, outputs: Tensor, targets: Tensor, number: int | Tensor) -> Tensor:
+        """The loss of a batch; where samples are mixed, of both their targets."""
+        loss = self._loss(outputs, targets)
+        if self._augment is None or not self._augment.mixes:
+            return loss
+        kept = self._augment.kept(number).to(loss.device).squeeze(0)
+        return kept * loss + (1.0 - kept) * self._loss(outputs, targets.flip(0))
 
     def _drawing(self, number: int | Tensor) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext() if self._draws is None else self._draws.batch(number)

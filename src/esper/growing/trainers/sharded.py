@@ -172,7 +172,7 @@ class ShardedProgram(Program):
         with self.shards.messages(), network.computing(len(targets)):
             with self.precision():
                 outputs = self.task.outputs(network, values)
-            loss = self.task.loss(outputs.float(), targets)
+            loss = self.loss(outputs.float(), targets, number)
             loss.backward()  # type: ignore[no-untyped-call]
         self._collect_gradients()
         if self.recipe.clip:

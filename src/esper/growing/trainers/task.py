@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.growing.runs import Recipe
 from esper.growing.trainers.data import BatchSource, ResidentOrder, Samples, StreamReader
 from esper.kasmina.tracing import Inputs
 from esper.kasmina.training.losses import RowLoss, cross_entropy
@@ -37,6 +39,17 @@ class Task:
     device: torch.device
     amp: bool = False
     """Train in bfloat16 by autocast."""
+
+    @property
+    def smooths(self) -> bool:
+        """Whether runs may smooth labels, each by a share of its own."""
+        return self.loss is _labels_last
+
+    def training_loss(self, recipe: Recipe) -> ScalarLoss:
+        """The loss that a run minimises."""
+        if not recipe.label_smoothing or not self.smooths:
+            return self.loss
+        return partial(_labels_last, smoothing=recipe.label_smoothing)
 
     def batches(self, batch_size: int, seed: int) -> BatchSource:
         """The batches of a run."""
@@ -90,6 +103,7 @@ class _MeanLoss:
         return self.loss(outputs[None], targets[None])[0]
 
 
-def _labels_last(outputs: Tensor, targets: Tensor) -> Tensor:
+def _labels_last(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Mean cross-entropy; classes are the last axis."""
-    return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+    labels = targets.flatten()
+    return F.cross_entropy(outputs.flatten(0, -2), labels, label_smoothing=smoothing)
