@@ -26,9 +26,12 @@ from duel_problems import PROBLEMS, Part, Problem
 from esper.growing.runs import Recipe
 from esper.growing.trainers.augment import Augmentation
 
-LENGTHS = (300, 6000)
-"""Batches of a trial."""
+MAX_BATCHES = 6000
+"""Of a trial."""
+TRIALS = 4
+"""Trials of the longest kind with the widest network for which there is to be time."""
 BATCH_SIZES = (32, 64, 128, 256)
+SMOOTHINGS = (0.0, 0.1)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class PlainLoop:
         )
         length, size = config["batches"], min(config["batch_size"], len(self.x))
         recipe = Recipe("adamw", config["lr"], 0.0, 0.0, size, length)
-        augment = None
+        augment, smoothing = None, config["smoothing"]
         if config["augment"] != "none":
             augment = Augmentation(config["augment"], config["seed"], self.device)
         order, place = torch.empty(0, dtype=torch.int64), 0
@@ -90,7 +93,12 @@ class PlainLoop:
                 group["lr"] = recipe.rate(batch)
             with torch.autocast(self.device.type, torch.bfloat16, self.device.type == "cuda"):
                 outputs = network(x)
-            loss = F.cross_entropy(outputs.float().flatten(0, -2), y.flatten())
+            outputs = outputs.float().flatten(0, -2)
+            loss = F.cross_entropy(outputs, y.flatten(), label_smoothing=smoothing)
+            if augment is not None and augment.mixes:
+                kept, other = augment.kept(batch).to(loss.device), y.flatten().flip(0)
+                mixed = F.cross_entropy(outputs, other, label_smoothing=smoothing)
+                loss = (kept * loss + (1 - kept) * mixed).squeeze(0)
             fused.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -99,6 +107,15 @@ class PlainLoop:
             if batch and batch % max(1, length // 9) == 0:
                 report(batch, self.score(network))
         return network, self.score(network)
+
+    def longest(self, config: dict[str, Any], seconds: float) -> int:
+        """Batches for which there is time in some seconds, by a short trial."""
+        began = time.monotonic()
+        self.run(config | {"batches": 8}, lambda *_: None, math.inf)  # the first ones are slow
+        middle = time.monotonic()
+        self.run(config | {"batches": 24}, lambda *_: None, math.inf)
+        each = (time.monotonic() - middle) / 24
+        return max(20, min(MAX_BATCHES, int((seconds - (middle - began)) / each)))
 
     def score(self, network: nn.Module) -> float:
         """Score on validation."""
@@ -134,7 +151,16 @@ def count(network: nn.Module) -> int:
     return sum(param.numel() for param in network.parameters())
 
 
-def suggest(trial: Any, problem: Problem, most: dict[int, int]) -> dict[str, Any]:
+def first_trial(problem: Problem) -> dict[str, Any]:
+    """Where a practitioner starts: the widest network, usual settings."""
+    return {
+        "depth": problem.depths[0], "width": 1.0, "lr": 1e-3 if problem.tokens else 0.01,
+        "decay": 0.01, "batch_size": 64, "share": 0.5, "augment": problem.augments[len(
+            problem.augments) // 2], "smoothing": 0.0,
+    }  # fmt: skip
+
+
+def suggest(trial: Any, problem: Problem, most: dict[int, int], longest: int) -> dict[str, Any]:
     """A point of the search space."""
     depth = trial.suggest_categorical("depth", list(problem.depths))
     share = trial.suggest_float("width", 0.0, 1.0)  # of the logarithm, up to the cap of the depth
@@ -145,28 +171,37 @@ def suggest(trial: Any, problem: Problem, most: dict[int, int]) -> dict[str, Any
         "lr": trial.suggest_float("lr", 3e-4, 0.1, log=True),
         "decay": trial.suggest_float("decay", 1e-5, 0.1, log=True),
         "batch_size": trial.suggest_categorical("batch_size", list(BATCH_SIZES)),
-        "batches": trial.suggest_int("batches", *LENGTHS, log=True),
+        "batches": max(1, round(longest * 0.05 ** (1.0 - trial.suggest_float("share", 0.0, 1.0)))),
         "augment": trial.suggest_categorical("augment", list(problem.augments)),
+        "smoothing": trial.suggest_categorical(
+            "smoothing", list((0.0,) if problem.tokens else SMOOTHINGS)
+        ),
         "seed": trial.number,
     }
 
 
 def optuna_worker(problem: Problem, train: Part, val: Part, device: str, seed: int,
-                  folder: Path, began: float, seconds: float) -> None:  # fmt: skip
+                  folder: Path, began: float, seconds: float, first: bool = True
+                  ) -> None:  # fmt: skip
     """Trials until the time is over; every finished one is written down."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(folder / "journal.log")))
-    study = optuna.create_study(
-        study_name="duel", storage=storage, load_if_exists=True, direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
-        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=LENGTHS[0] // 3),
-    )  # fmt: skip
     loop = PlainLoop(problem, train, val, device)
     most = {depth: widest(problem, depth) for depth in problem.depths}
     torch.manual_seed(seed)
+    wide = {"width": most[problem.depths[0]]} | {
+        k: v for k, v in first_trial(problem).items() if k != "width"} | {"seed": 0}  # fmt: skip
+    longest = loop.longest(wide, (began + seconds - time.monotonic()) / TRIALS)
+    study = optuna.create_study(
+        study_name="duel", storage=storage, load_if_exists=True, direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, longest // 60)),
+    )  # fmt: skip
+    if first:
+        study.enqueue_trial(first_trial(problem))
 
     def objective(trial: Any) -> float:
         def report(step: int, value: float) -> None:
@@ -174,7 +209,7 @@ def optuna_worker(problem: Problem, train: Part, val: Part, device: str, seed: i
             if trial.should_prune():
                 raise optuna.TrialPruned
 
-        found = loop.run(suggest(trial, problem, most), report, began + seconds)
+        found = loop.run(suggest(trial, problem, most, longest), report, began + seconds)
         if found is None or not math.isfinite(found[1]):
             raise optuna.TrialPruned
         network, score = found
@@ -214,7 +249,7 @@ def play_optuna(problem: Problem, train: Part, val: Part, device: str, seed: int
 def _worker(name: str, train: Part, val: Part, device: str, seed: int, folder: Path,
             began: float, seconds: float) -> None:  # fmt: skip
     torch.set_num_threads(1)
-    optuna_worker(PROBLEMS[name], train, val, device, seed, folder, began, seconds)
+    optuna_worker(PROBLEMS[name], train, val, device, seed, folder, began, seconds, first=False)
 
 
 def _incumbents(found: list[tuple[dict[str, float], nn.Module]]) -> list[Incumbent]:

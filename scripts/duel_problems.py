@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmark_grow import Layer, block
+from esper.growing.trainers.augment import LEVELS
 
 Part = tuple[Tensor, Tensor]
 
@@ -186,18 +187,18 @@ class GPT(nn.Module):
         return out
 
 
-IMAGES: Final = ("none", "shift", "flip+shift")
+IMAGES, SIGNALS, ROWS = LEVELS[3], LEVELS[2], LEVELS[1]
 PROBLEMS: Final = {
     one.name: one
     for one in (
         Problem("digits", digits_cnn, 8, (1, 0, 2), 20_000, (1000, 300, 497), IMAGES),
         Problem("mnist1d", signal_cnn, 8, (1, 0, 2, 3), 20_000, (3200, 800, 1000),
-                ("none", "shift")),
+                SIGNALS),
         Problem("fashion", lambda w, d: Residual(1, w, d), 6, (1, 0, 2), 30_000,
                 (16_000, 4000, 6000), IMAGES),
         Problem("cifar", lambda w, d: Residual(3, w, d), 6, (1, 0, 2), 50_000,
                 (8000, 2000, 3000), IMAGES),
-        Problem("table", Table, 32, (1, 0, 2), 20_000, (6000, 2000, 4000)),
+        Problem("table", Table, 32, (1, 0, 2), 20_000, (6000, 2000, 4000), ROWS),
         Problem("shakespeare", GPT, 32, (2, 1, 3), 100_000, (12_000, 1500, 1500), tokens=True),
     )
 }  # fmt: skip
