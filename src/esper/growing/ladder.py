@@ -149,22 +149,23 @@ class Ladder:
             yield from self._fresh(chain(self._widths(0), longer), table.rows)
 
     def _affordable(
-        self, fresh: Iterator[Row], cost: Affordable, left: float, most: float, least: int = 1
+        self, fresh: Iterator[Row], cost: Affordable, left: float, most: float, least: int = 0
     ) -> list[Row]:
-        """The first rows that cost no more than `most` together; of the first ones, than is left.
+        """The first rows that cost no more than `most` together; the first of all, than is left.
 
-        None may cost more than a share of what is left when it is trained in full.
+        In the first rung none may cost more than a share of what is left when it is trained in
+        full.
         """
         spent, far, too_dear, chosen = 0.0, 0.0, 0, list[Row]()
         for row in fresh:
             price = cost(row)
             in_full = price * max(1.0, self._full / self.space.length(row.recipe))
             distant = price if chosen and self._is_far(row) else 0.0
-            within = left if 0 < len(chosen) < least else most
+            within = left if len(chosen) < least else most
             if (
                 spent + price > within * (1 + 1e-9)
                 or far + distant > FAR_SHARE * most
-                or in_full > max(MAX_SHARE * left, price)
+                or (not row.rung and in_full > max(MAX_SHARE * left, price))
             ):
                 too_dear += 1
                 if too_dear == MAX_REFUSED:
@@ -380,21 +381,20 @@ class Ladder:
         if not front:
             return
         best = sorted(done, key=lambda row: -known(row.merit))[:BEST]
-        length = float(self._length(rung))
-        if rung > FULL_RUNG:
-            length = max(length, self.space.length(best[0].recipe))
         for parent in reversed(front):
             for recipe in self.space.other_rates(parent.recipe):
-                yield self._changed(parent, rung, recipe, length)
+                yield self._changed(parent, rung, recipe)
         for _ in range(100 * MAX_RUNS):
             parent = pick(best if generator.random() < 0.7 else front, generator)
-            yield from self._neighbour(parent, rung, length, generator)
+            yield from self._neighbour(parent, rung, generator)
 
-    def _neighbour(
-        self, parent: Row, rung: int, length: float, generator: np.random.Generator
-    ) -> Iterator[Row]:
+    def _length_near(self, parent: Row, rung: int) -> float:
+        """The length of a neighbour of a row: after the first full rung as long as that one."""
+        return self._length(rung) if rung <= FULL_RUNG else self.space.length(parent.recipe)
+
+    def _neighbour(self, parent: Row, rung: int, generator: np.random.Generator) -> Iterator[Row]:
         """A network that differs from another in one thing."""
-        drawn = generator.random()
+        drawn, length = generator.random(), self._length_near(parent, rung)
         if drawn < RESTART_SHARE:
             again = self._again(parent, rung, length)
             yield self._restarted(again, 1 + int(generator.integers(RESTARTS)))
@@ -405,11 +405,11 @@ class Ladder:
         else:
             recipe = self.space.near(parent.recipe, generator)
             if recipe is not None:
-                yield self._changed(parent, rung, recipe, length)
+                yield self._changed(parent, rung, recipe)
 
-    def _changed(self, parent: Row, rung: int, recipe: Recipe, length: float) -> Row:
-        """The network of a row by another recipe, for a length."""
-        return self._again(replace(parent, recipe=recipe), rung, length)
+    def _changed(self, parent: Row, rung: int, recipe: Recipe) -> Row:
+        """The network of a row by another recipe."""
+        return self._again(replace(parent, recipe=recipe), rung, self._length_near(parent, rung))
 
     def _other_widths(
         self, parent: Row, rung: int, length: float, generator: np.random.Generator

@@ -148,7 +148,7 @@ class Networks:
         """
         overhead = OVERHEAD.get(device, OVERHEAD["cpu"])
         self._overhead = 0.0 if budget.flops is not None else overhead
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self.variants = [base]
         self.others: Callable[[], Sequence[Variant]] | None = None
         """Makes the other widths, when they are needed for the first time."""
@@ -190,7 +190,7 @@ class Networks:
         With what a batch takes besides, unless the budget is one of FLOPs. `batch_size`: None: the
         usual one.
         """
-        base, samples = self.base.size(self.base.bare).train_macs, self._batch_size
+        base, samples = self.base.size(self.base.bare).train_macs, self.batch_size
         work = size.train_macs * (batch_size or samples)
         return (self._overhead + work) / max(1.0, self._overhead + base * samples)
 

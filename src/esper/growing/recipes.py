@@ -18,6 +18,8 @@ SMOOTHING: Final = 0.1
 """Label smoothing that is tried."""
 RUN_BATCHES: Final = 1500
 """Batches of a full training run, as far as the limits on epochs allow."""
+FEW_BATCHES: Final = 300
+"""A run of fewer batches learns more from as many samples in smaller ones."""
 MAX_BATCHES: Final = 2**31
 EPOCHS: Final = (4, 80)
 BATCH_SIZES: Final = (16, 128)
@@ -54,6 +56,17 @@ def choose_batch_size(wanted: int | None, samples: int | None) -> int:
         return most
     fitting = 1 << max(0, round(math.log2(max(1, samples) / 40)))
     return min(samples, max(least, min(most, fitting)))
+
+
+def fewer_samples(size: int, batches: int) -> int:
+    """A batch size with which there is time for enough batches, if there is for so many of a size.
+
+    >>> fewer_samples(128, 2000), fewer_samples(128, 150), fewer_samples(64, 3)
+    (128, 64, 16)
+    """
+    while batches < FEW_BATCHES and size // 2 >= BATCH_SIZES[0]:
+        size, batches = size // 2, 2 * batches
+    return size
 
 
 def choose_length(epochs: float | str, batch_size: int, per_epoch: int | None) -> Length:

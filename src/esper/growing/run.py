@@ -36,6 +36,7 @@ from esper.growing.recipes import (
     choose_batch_size,
     choose_length,
     choose_rates,
+    fewer_samples,
 )
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
@@ -145,7 +146,6 @@ class GrowRun:
         """What the search may change in a recipe."""
         settings, smoothing = self.settings, self.settings.label_smoothing
         train = self.problem.data.train
-        resident = isinstance(train, GrowPart)
         labels = isinstance(train, GrowPart) and train.targets.ndim == 1
         tries = smoothing == "auto" and self.task.smooths and labels
         return Space(
@@ -155,7 +155,7 @@ class GrowRun:
             augments=tuple(self.augments),
             smoothings=(0.0, SMOOTHING) if tries else (self._smoothing,),
             decays=settings.weight_decay == "auto",
-            batch_sizes=resident and settings.batch_size is None,
+            batch_sizes=self._free_batches,
         )
 
     @property
@@ -181,12 +181,37 @@ class GrowRun:
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
                 self.length = self._in_time(self.budget.seconds)
+                if self._take_smaller_batches():
+                    self.each = self._probe()
+                    self.length = self._in_time(self.budget.seconds)
         size = self.networks.base.size(self.networks.base.bare)
         self.limits = Limits.of(
             self.budget, self.length.batches, self.length.batch_size, size.train_macs,
             DEFAULT_HOST_RUNS,
         )  # fmt: skip
         self._announce()
+
+    def _take_smaller_batches(self) -> bool:
+        """On a CPU small batches cost less: take them where there is time for few of the usual."""
+        size = fewer_samples(self.length.batch_size, self.length.batches)
+        if not self._free_batches or self.device.type != "cpu" or self.ranks.size > 1:
+            return False
+        return self._take_batches(size)
+
+    @property
+    def _free_batches(self) -> bool:
+        """Whether the batch size is chosen here."""
+        data = self.problem.data
+        return data.batch_size is None and isinstance(data.train, GrowPart)
+
+    def _take_batches(self, size: int) -> bool:
+        """Take batches of another size as the usual ones; returns whether it is another."""
+        changes = size != self.full.batch_size
+        if changes:
+            per_epoch = _per_epoch(self.problem.data.train, size)
+            self.full = choose_length(self.settings.epochs, size, per_epoch)
+            self.networks.batch_size = size
+        return changes
 
     def _recipe(self, length: Length) -> Recipe:
         rate = self.rates[len(self.rates) // 2]
@@ -296,6 +321,8 @@ class GrowRun:
         Of several ranks the first one writes.
         """
         self.folder = folder.path
+        if resumed and self._free_batches:  # which ones were taken depends on the speed there
+            self._take_batches(read_info(folder.path).batch_size)
         info, table = self._info(folder.path), Table()
         if resumed:
             info, table = self._matching(folder.path, info), read_table(folder.path)
@@ -444,7 +471,7 @@ class GrowRun:
             blueprints=tuple(settings.blueprints or ()),
             host_params=size.params,
             host_macs=size.macs,
-            batch_size=self.length.batch_size,
+            batch_size=self.full.batch_size,
             epochs=self.length.epochs,
             length=self.length.batches,
             optimizer=self.optimizer,
