@@ -71,4 +71,7 @@ def test_a_plain_module_is_trained_as_in_one_process(tmp_path, ranks: int):
     assert done.returncode == 0, done.stderr
     for name in names:
         pair = [torch.load(tmp_path / f"{name}-{part}.pt") for part in ("eager", ranks - 1)]
-        torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)
+        # Norms over all ranks are another kernel: in bfloat16 a small gradient may change its sign,
+        # and AdamW's step with it, whose size is the rate, 0.02.
+        error = 0.05 if name == "half" else 1e-3
+        torch.testing.assert_close(*pair, rtol=error, atol=error)

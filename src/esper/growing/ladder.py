@@ -5,9 +5,10 @@ so far is always a finished network. The rungs:
 
     0   the user's model, in full; beside it the model and its other widths at several rates, a
         ninth as long
-    1   the better third of these, the best with augmentation, neighbours; a third of the length
-    2   the best at every strength of augmentation, the model at its best rate, the widest network,
-        the better third, neighbours of the best; in full
+    1   the better third of these, the best with augmentation and other regularisers, neighbours;
+        a third of the length
+    2   the best, also at every strength of augmentation, the model at its best rate, the widest
+        network, the better third, neighbours of the best; in full
     3.. three times as long what has gained from length, or more neighbours of the best
 
 Augmentation pays in long runs, and often looks harmful in short ones: each strength goes on to a
@@ -223,11 +224,11 @@ class Ladder:
             return self._widths(rung)
         near = self._neighbours(rung, rows, generator)
         if rung < FULL_RUNG:
-            return chain(self._survivors(rung, rows), self._augmented(rung, rows), near)
+            return chain(self._survivors(rung, rows), self._regularised(rung, rows), near)
         if rung == FULL_RUNG:
             return chain(
                 self._best(rung, rows),
-                self._augmented(rung, rows),
+                self._regularised(rung, rows),
                 self._control(rung, rows),
                 self._widest(rung, rows),
                 self._survivors(rung, rows),
@@ -283,12 +284,12 @@ class Ladder:
         for row in done[:2]:
             yield self._again(row, rung, self._length(rung))
 
-    def _augmented(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
-        """The best network so far at every strength of augmentation."""
+    def _regularised(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The best network so far with every strength of augmentation, and other regularisers."""
         best = max(_sound(rows), key=lambda row: known(row.merit), default=None)
         if best is not None:
             again = self._again(best, rung, self._length(rung))
-            for recipe in self.space.other_augments(again.recipe):
+            for recipe in self.space.regularised(again.recipe):
                 yield replace(again, recipe=recipe)
 
     def _widest(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:

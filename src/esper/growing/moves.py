@@ -77,6 +77,12 @@ class Space:
         order = sorted(range(len(self.augments)), key=lambda n: (abs(n - here), n < here))
         yield from (replace(recipe, augment=self.augments[n]) for n in order if n != here)
 
+    def regularised(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Every other strength of augmentation, more weight decay, label smoothing: one each."""
+        yield from self.other_augments(recipe)
+        yield from list(self._other_decays(recipe))[:1]
+        yield from self._other_smoothings(recipe)
+
     def stronger(self, recipe: Recipe) -> Iterator[Recipe]:
         """The next strength of augmentation, if there is one."""
         for name in self.augments[self.strength(recipe) + 1 :][:1]:
@@ -93,11 +99,7 @@ class Space:
             "augment": list(self.other_augments(recipe))[:2],
             "decay": list(self._other_decays(recipe)),
             "batch_size": list(self._other_batch_sizes(recipe)),
-            "smoothing": [
-                replace(recipe, label_smoothing=share)
-                for share in self.smoothings
-                if share != recipe.label_smoothing
-            ],
+            "smoothing": list(self._other_smoothings(recipe)),
         }
         options = {name: made for name, made in changes.items() if made}
         if not options:
@@ -106,7 +108,13 @@ class Space:
         name = list(options)[int(generator.choice(len(options), p=weights / weights.sum()))]
         return pick(options[name], generator)
 
+    def _other_smoothings(self, recipe: Recipe) -> Iterator[Recipe]:
+        for share in self.smoothings:
+            if share != recipe.label_smoothing:
+                yield replace(recipe, label_smoothing=share)
+
     def _other_decays(self, recipe: Recipe) -> Iterator[Recipe]:
+        """More, then less."""
         low, high = DECAY_LIMITS
         for step in (DECAY_STEP, 1.0 / DECAY_STEP) if self.decays else ():
             decay = float(f"{recipe.weight_decay * step:.4g}")

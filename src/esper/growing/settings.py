@@ -74,10 +74,11 @@ class GrowSettings:
     optimizer: str = "auto"
     """adamw (the default) or sgd."""
     lr: float | Sequence[float] | Literal["auto"] = "auto"
-    """One learning rate, or several to try, and no others; auto: 0.01 (transformers 0.001, SGD
+    """One learning rate, or several to try, and no others; auto: 0.01 (transformers 0.003, SGD
     0.05), a third and three times of it first."""
     weight_decay: float | Literal["auto"] = "auto"
-    """Weight decay of the optimizer; auto: 0.01 with AdamW, 0.0005 with SGD."""
+    """Weight decay of the optimizer; auto: 0.05 with AdamW, 0.0005 with SGD,
+    and others are tried."""
     clip: float | None = 1.0
     """Norm that longer gradients of a network are scaled down to; None: none are."""
     amp: bool | Literal["auto"] = "auto"
