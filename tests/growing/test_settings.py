@@ -25,6 +25,7 @@ SAMPLE = {
     "output": 1, "slots": ["layer1"],
     "blueprints": ["norm"], "widths": [0.5], "policy": "random", "epochs": 2.0,
     "optimizer": "sgd", "lr": [0.1, 0.2], "weight_decay": 0.3, "clip": 2.0, "amp": True,
+    "refit": False,
     "seed": 5, "device": "cpu", "executor": "sharded", "on": "ray",
 }  # fmt: skip
 """Another value of each setting."""

@@ -53,6 +53,7 @@ def grow(
     weight_decay: float | Literal["auto"] = "auto",
     clip: float | None = 1.0,
     amp: bool | Literal["auto"] = "auto",
+    refit: bool | Literal["auto"] = "auto",
     seed: int = 0,
     device: str | torch.device = "auto",
     executor: str = "auto",

@@ -50,6 +50,8 @@ class Clock:
         """Runs under way -> their shares of the time."""
         self.parallel = 1.0
         """Runs that train at a time, about."""
+        self.reserved = 0.0
+        """Seconds that are kept for what is trained after the search."""
 
     @property
     def seconds(self) -> float:
@@ -63,7 +65,7 @@ class Clock:
             return math.inf
         judging = sorted(self._judging)[len(self._judging) // 2] if self._judging else 0.0
         reserve = RESERVE + RESERVED * self.limit + (self.judged + SPARE) * judging * self._share
-        return self.limit - self.seconds - min(reserve, 0.2 * self.limit)
+        return self.limit - self.seconds - min(reserve, 0.2 * self.limit) - self.reserved
 
     # ---- what is known of the speed -------------------------------------------------------
 
@@ -120,6 +122,10 @@ class Clock:
     def predict(self, row: Row) -> float:
         """Seconds until a run that starts now, and shares the device with none, has ended."""
         return self._slower * self.share(row)
+
+    def alone(self, row: Row) -> float:
+        """Seconds of a whole run that shares the device with none."""
+        return self._slower * self.batch_seconds(row) * row.recipe.batches
 
     @property
     def _slower(self) -> float:

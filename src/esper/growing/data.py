@@ -67,6 +67,8 @@ class GrowData:
     """What was decided, one line each."""
     batch_size: int | None = None
     """Batch size that the user asked for, or that the loader has; None: no wish."""
+    val_is_cut: bool = False
+    """Whether val was cut from train, and is not test as well."""
 
     @property
     def sample(self) -> GrowPart:
@@ -205,6 +207,7 @@ class _Reader:
             parts["train"], parts["val"], parts["test"], labels.classes,
             fingerprint((name, parts[name]) for name in ("train", "val", "test")),
             tuple(self.notes.lines), self.batch_size,
+            "val" not in self.sources and parts["test"] is not parts["val"],
         )  # fmt: skip
 
     def _cut(self, parts: dict[str, GrowPart]) -> dict[str, GrowPart]:

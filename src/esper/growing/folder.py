@@ -184,6 +184,26 @@ class GrowFolder:
         """Remove the weights of a run."""
         weights_path(self.path, number).unlink(missing_ok=True)
 
+    def save_refit(self, number: int, weights: Mapping[str, Tensor]) -> None:
+        """Write the weights of a run that was trained once more, on all samples but test's."""
+        from safetensors.torch import save
+
+        whole = {name: value.contiguous().clone() for name, value in weights.items()}
+        save_file(self._refit_path(number), save(whole))
+
+    def read_refit(self, number: int) -> dict[str, Tensor] | None:
+        """Read them; None: there are none, or they cannot be read."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(str(self._refit_path(number)))
+        except (SafetensorError, OSError):
+            return None
+
+    def _refit_path(self, number: int) -> Path:
+        return weights_path(self.path, number).with_suffix(".refit.safetensors")
+
     def checkpoint(self, number: int) -> Path:
         """File of a run under way."""
         return self.path / CHECKPOINTS / f"{number:04d}.safetensors"

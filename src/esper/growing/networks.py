@@ -6,7 +6,7 @@ the plain module that the user gets back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -213,10 +213,10 @@ class Networks:
                     silence(network, slot)
         return network
 
-    def trained(self, row: Row) -> nn.Module:
-        """The network of a finished run, with the weights it ended with."""
+    def trained(self, row: Row, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+        """The network of a finished run; `weights`: None: those it ended with."""
         network = self.variants[row.variant].build(row.topology, row.seed)
-        carry_weights(network, self._saved(row.number))
+        carry_weights(network, self._saved(row.number) if weights is None else weights)
         return network
 
     def _saved(self, number: int) -> dict[str, Tensor]:

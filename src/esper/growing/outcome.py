@@ -14,6 +14,7 @@ from esper.growing.folder import RESULT, GrowFolder, GrowInfo
 from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
 from esper.growing.progress import ProgressPrinter
+from esper.growing.refit import Refit
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.runs import Row
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged
@@ -34,10 +35,12 @@ def make_result(
     complete: bool,
     printer: ProgressPrinter,
     files: bool = True,
+    refit: Refit | None = None,
 ) -> GrowResult:
     """Judge the networks of the frontier and write the result; what cannot be written is a warning.
 
-    `files`: the networks themselves as well, which takes seconds.
+    `files`: the networks themselves as well, which takes seconds; `refit`: trains the pick and the
+    user's model once more before they are judged.
     """
     data = problem.data
     rows = search.table.rows
@@ -46,19 +49,26 @@ def make_result(
         raise EsperError(
             f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
         )
-    models = {number: finished_model(search.networks.trained(rows[number])) for number in wanted}
+    host_number = next(iter(control_numbers(rows)))
+    best = max(wanted, key=lambda number: info.rank(rows[number].score, rows[number].params))
+    again = {} if refit is None else refit.weights(_finished(rows, {best, host_number}), rows)
+    models = {
+        number: finished_model(search.networks.trained(rows[number], again.get(number)))
+        for number in wanted
+    }
     measured, records = {}, {}
     for number, model in models.items():
         found = measured[number] = _judged(model, problem)
         counted = replace(rows[number], params=count_parameters(model))
-        records[number] = _record(counted, info, found.value, found.error)
+        one = _record(counted, info, found.value, found.error)
+        records[number] = replace(one, refit=number in again)
         printer.say(
             f"test: network {number}, {records[number].params:,} parameters, "
             f"{info.metric} {records[number].test_score:.4f}"
         )
     front = frontier_numbers(rows)
     networks = sorted((records[n] for n in wanted if n in front), key=lambda r: r.params)
-    host = records[next(iter(control_numbers(rows)))]
+    host = records[host_number]
     pick = max((*networks, host), key=lambda record: info.rank(record.val_score, record.params))
     others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
     record = ResultRecord(
@@ -110,7 +120,14 @@ def _record(
         test_se=test_se,
         runs=row.compute / info.length,
         cut=row.status == "cut",
+        seed=row.seed,
     )
+
+
+def _finished(rows: Sequence[Row], numbers: set[int]) -> list[Row]:
+    """Runs of some numbers; none if one of them has not come to its end."""
+    some = [rows[number] for number in sorted(numbers)]
+    return some if all(row.status == "finished" and not row.diverged for row in some) else []
 
 
 def _judged(model: nn.Module, problem: Problem) -> Measured:

@@ -41,6 +41,11 @@ class NetworkRecord:
     """Compute that this network took to train, in training runs of the model."""
     cut: bool = False
     """Whether it was stopped before the end of its run."""
+    seed: int = 0
+    """Of its run: initial weights, order of the samples, dropout, augmentation."""
+    refit: bool = False
+    """Whether its weights, and so the test score, are those of the same run on train and val
+    together; the validation score is that of the run on train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +277,8 @@ def _cells(network: GrownNetwork) -> tuple[str, ...]:
     described = ", ".join((*width, *seeds)) or "none: your model"
     if record.origin in ("grown", "pruned"):
         described += f" ({record.origin})"
+    if record.refit:
+        described += " (refit)"
     if record.cut:
         described += " (cut short)"
     error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"

@@ -38,6 +38,7 @@ from esper.growing.recipes import (
     choose_rates,
     fewer_samples,
 )
+from esper.growing.refit import Refit
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
 from esper.growing.search import Limits, Search
@@ -330,6 +331,7 @@ class GrowRun:
             self.limits = replace(self.limits, length=info.length)
         folder.write(GROW, info)
         search = self._make_search(folder, table)
+        refit = self._refit
         self._plan_widths(search, folder, info, resumed)
         with self._explained(), self._tracked(folder, info, table):
             try:
@@ -339,7 +341,10 @@ class GrowRun:
         info = self._with_variants(info)
         home = Path(self.ranks.text(str(folder.path)))  # before rank 0 is busy with files
         files = files and self.ranks.first
-        result = make_result(self.problem, info, search, folder, complete, self.printer, files)
+        result = make_result(
+            self.problem, info, search, folder, complete, self.printer, files,
+            refit if complete else None,
+        )  # fmt: skip
         result.folder = home
         return result
 
@@ -363,7 +368,20 @@ class GrowRun:
         clock = Clock(self.ranks.now, self._began, limit, table.seconds, share)
         if math.isfinite(self.each):
             clock.begin(ladder.sized(ladder.first()), self.each, self.trainer.at_once)
-        return Search(ladder, self.trainer, folder, self.printer, self.limits, clock, self.ranks)
+        self._refit = self._make_refit(clock, folder)
+        after = {} if self._refit is None else {"after": self._refit.seconds}
+        return Search(
+            ladder, self.trainer, folder, self.printer, self.limits, clock, self.ranks, **after
+        )
+
+    def _make_refit(self, clock: Clock, folder: GrowFolder) -> Refit | None:
+        """What trains the pick again, if it is to be."""
+        data, wanted = self.problem.data, self.settings.refit
+        if wanted == "auto":
+            wanted = data.val_is_cut and self.budget.minutes is not None
+        if not wanted or not isinstance(self.task.train, Samples) or self.ranks.size > 1:
+            return None
+        return Refit(self.task, self.networks, clock, folder, self.printer.say)
 
     def _plan_widths(
         self, search: Search, folder: GrowFolder, info: GrowInfo, resumed: bool
@@ -438,11 +456,10 @@ class GrowRun:
         )
         names = [variant.name for variant in self.networks.variants]
         variant = self.networks.variants[names.index(record.variant)]
-        job = Job(0, lambda: variant.build(record.topology, self.settings.seed), recipe,
-                  self.settings.seed)  # fmt: skip
+        job = Job(0, lambda: variant.build(record.topology, record.seed), recipe, record.seed)
         trainer = EagerTrainer(replace(self.task, train=data))
         (outcome,) = trainer.train(iter([job]), lambda _: False)
-        network = variant.build(record.topology, self.settings.seed)
+        network = variant.build(record.topology, record.seed)
         carry_weights(network, outcome.weights)
         return finished_model(network)
 

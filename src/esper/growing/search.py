@@ -12,7 +12,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -117,7 +117,12 @@ class Search:
         limits: Limits,
         clock: Clock,
         ranks: Ranks = ONE_PROCESS,
+        after: Callable[[Sequence[Row]], float] = lambda rows: 0.0,
     ) -> None:
+        """`after`: seconds to keep for what is trained after the search, if one of these runs is
+        the pick.
+        """
+        self._after = after
         self.ladder, self.trainer = ladder, trainer
         self.networks: Networks = ladder.networks
         self.limits, self.clock = limits, clock
@@ -176,6 +181,8 @@ class Search:
         # What a rung holds may depend on the machine only where its speed decides the end anyway.
         least = 1 if math.isinf(self.clock.limit) else min(MAX_LEAST, round(self.clock.parallel))
         rows, reason = ladder.next_rung(self.table, self._left(), self._price, least)
+        if math.isfinite(self.clock.limit):
+            self.clock.reserved = self._after([*judged(self.table.rows), *rows])
         rows = self._stretched(self._affordable(rows))
         if not rows and math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL:
             count = max(1, min(MAX_FILLING, round(self.clock.parallel)))

@@ -83,6 +83,10 @@ class GrowSettings:
     """Norm that longer gradients of a network are scaled down to; None: none are."""
     amp: bool | Literal["auto"] = "auto"
     """Train in bfloat16 by autocast, with float32 weights; auto: on a GPU."""
+    refit: bool | Literal["auto"] = "auto"
+    """Train the pick and your model once more, on train and val together, before test is looked at;
+    auto: after a search with `minutes`, where val was cut from train and that takes 15 % of them
+    at most."""
     seed: int = 0
     """Seed of splits, batches, initial weights of factories, and the search."""
     device: str | Device = "auto"
@@ -129,6 +133,8 @@ class GrowSettings:
              "give a number of 0 or more, or 'auto'"),
             ("clip", self.clip is None or _is_positive(self.clip),
              "give the longest gradient, a number above 0, or None"),
+            ("refit", isinstance(self.refit, bool) or self.refit == "auto",
+             "give True, False, or 'auto'"),
             ("amp", isinstance(self.amp, bool) or self.amp == "auto",
              "give True, False, or 'auto'"),
         ]  # fmt: skip

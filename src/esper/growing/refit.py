@@ -1,0 +1,125 @@
+"""After the choice: the pick and the user's model once more, on training and validation samples.
+
+The same network, start and recipe, for as many epochs. Validation cannot judge what it has trained:
+weights that have learnt less than those of the search are dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from esper.growing.clock import Clock
+from esper.growing.folder import GrowFolder
+from esper.growing.networks import Networks
+from esper.growing.runs import Row
+from esper.growing.trainers.data import Samples
+from esper.growing.trainers.in_process import process_trainer
+from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.task import Task
+
+MAX_SHARE: Final = 0.15
+"""Share of the time that it may take; where it would take more, there is none."""
+SLACK: Final = 1.1
+"""Seconds that are kept for it, over those that it should take."""
+PROGRESS: Final = 0.8
+"""Share of the loss that the search's run has lost, which its refit has to lose as well."""
+SAY_SECONDS: Final = 2.0
+
+
+class Refit:
+    """Trains networks of a search on all samples but those of test."""
+
+    def __init__(
+        self,
+        task: Task,
+        networks: Networks,
+        clock: Clock,
+        folder: GrowFolder,
+        say: Callable[[str], None],
+    ) -> None:
+        assert isinstance(task.train, Samples), "a stream is not refitted"
+        self._task, self._networks, self._clock = task, networks, clock
+        self._folder, self._say = folder, say
+        self._growth = 1.0 + len(task.val) / len(task.train)
+
+    def seconds(self, rows: Sequence[Row]) -> float:
+        """Time to keep for the longest of some runs and the user's model; 0: too much for it."""
+        if not rows:
+            return 0.0
+        base = [row for row in rows if row.origin == "given"]
+        longest = max(map(self._clock.alone, rows))
+        needed = SLACK * self._growth * (longest + max(map(self._clock.alone, base), default=0.0))
+        return needed if needed <= MAX_SHARE * self._clock.limit else 0.0
+
+    def weights(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> dict[int, dict[str, Tensor]]:
+        """By number the new weights of some finished runs, as far as there is time for them all."""
+        kept = {row.number: self._folder.read_refit(row.number) for row in rows}
+        found = {number: weights for number, weights in kept.items() if weights is not None}
+        missing = [row for row in rows if row.number not in found]
+        needed = self._growth * sum(map(self._clock.alone, missing))
+        if not missing or needed > self._clock.left + self._clock.reserved:
+            return found
+        names = " and ".join(f"network {row.number}" for row in missing)
+        self._say(f"refit of {names} on training and validation samples")
+        by_number = {row.number: row for row in missing}
+        for outcome in self._train(missing, all_rows):
+            row = by_number[outcome.number]
+            if _has_learnt(row, outcome):
+                found[row.number] = dict(outcome.weights)
+                self._folder.save_refit(row.number, outcome.weights)
+            else:
+                self._say(f"refit of network {row.number}: learnt less, so it stays as it was")
+        return found
+
+    def _train(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> Iterator[Outcome]:
+        task = self._task
+        assert isinstance(task.train, Samples)
+        both = zip(task.train.values, task.val.values, strict=True)
+        merged = Samples(
+            [torch.cat([one, other.to(one.device)]) for one, other in both],
+            torch.cat([task.train.targets, task.val.targets.to(task.train.targets.device)]),
+        )
+        jobs = [
+            Job(row.number, partial(self._networks.build, row, all_rows), replace(
+                row.recipe, batches=max(1, round(self._growth * row.recipe.batches))), row.seed)
+            for row in rows
+        ]  # fmt: skip
+        trainer = process_trainer(replace(task, train=merged))
+        try:
+            yield from trainer.train(iter(jobs), self._ticker())
+        finally:
+            trainer.close()
+
+    def _ticker(self) -> Callable[[Sequence[Running]], bool]:
+        said = [time.monotonic()]
+
+        def tick(running: Sequence[Running]) -> bool:
+            if running and time.monotonic() - said[0] > SAY_SECONDS:
+                said[0] = time.monotonic()
+                trained, length = running[0].trained, running[0].batches
+                self._say(f"refit: {trained:,} of {length:,} batches")
+            return self._clock.left + self._clock.reserved <= 0
+
+        return tick
+
+
+def _has_learnt(row: Row, outcome: Outcome) -> bool:
+    """Whether it came to its end, with a training loss about as low as that of the search's run."""
+    if not outcome.finite or not outcome.curve or not row.curve:
+        return False
+    first, last, now = row.curve[0][1], _at_the_end(row.curve), _at_the_end(outcome.curve)
+    whole = outcome.trained >= row.recipe.batches
+    return whole and now <= last + (1.0 - PROGRESS) * abs(first - last)
+
+
+def _at_the_end(curve: Sequence[tuple[int, float]]) -> float:
+    """Mean loss of the last quarter of a run: a point may be one batch."""
+    some = [loss for _, loss in curve[-max(1, len(curve) // 4) :]]
+    return sum(some) / len(some)

@@ -1,0 +1,142 @@
+"""After the choice the pick and the user's model learn from validation samples as well."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.growing import refit as room
+from esper.growing.clock import Clock
+from esper.growing.folder import weights_path
+from esper.growing.refit import MAX_SHARE, PROGRESS, Refit, _has_learnt
+from esper.growing.trainers.in_process import process_trainer
+from esper.growing.trainers.job import Outcome
+from esper.tasks.metric_forms import Metric
+from search_support import HOW, row
+
+X = torch.randn(260, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long() + (X[:, 1] > 0.5).long()
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def grow(folder: Path, **changes: Any) -> esper.GrowResult:
+    given = {"budget": esper.Budget(host_runs=1), "epochs": 8, "widths": (), "folder": folder,
+             "verbose": False, "device": "cpu", "refit": True, "lr": 0.05}  # fmt: skip
+    return esper.grow(mlp, (X, Y), **given | changes)
+
+
+@pytest.fixture
+def trained_on(monkeypatch) -> list[int]:
+    """Samples of each refit."""
+    sizes: list[int] = []
+
+    def noting(task):
+        sizes.append(len(task.train))
+        return process_trainer(task)
+
+    monkeypatch.setattr(room, "process_trainer", noting)
+    return sizes
+
+
+def test_pick_and_model_are_trained_on_train_and_val_before_test_is_looked_at(tmp_path, trained_on):
+    result = grow(tmp_path)
+    train, val = 260 - 2 * 52, 52
+    assert trained_on == [train + val]
+    records = {one.record.number: one.record for one in (*result.frontier, result.host)}
+    again = {number for number, record in records.items() if record.refit}
+    assert again == {result.record.pick, result.record.host.number}
+    assert "(refit)" in str(result)
+    searched = esper.grow(mlp, (X, Y), budget=esper.Budget(host_runs=1), epochs=8, widths=(), lr=0.05,
+                          folder=tmp_path / "plain", verbose=False, device="cpu")  # fmt: skip
+    assert not any(one.record.refit for one in searched.frontier)
+    one, other = result.model.state_dict(), searched.model.state_dict()
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    assert result.best.val_score == searched.best.val_score, "it is that of the run on train"
+    loaded = esper.GrowResult.load(result.folder)
+    assert loaded.best.record.refit
+    assert all(torch.equal(value, loaded.model.state_dict()[n]) for n, value in one.items())
+
+
+def test_a_resumed_search_does_not_refit_again(tmp_path, trained_on):
+    first = grow(tmp_path)
+    again = grow(tmp_path, resume=first.folder)
+    assert len(trained_on) == 1
+    one, other = first.model.state_dict(), again.model.state_dict()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    file = weights_path(first.folder, first.record.pick).with_suffix(".refit.safetensors")
+    file.write_bytes(b"cut off")
+    third = grow(tmp_path, resume=first.folder)
+    assert len(trained_on) == 2, "what cannot be read is trained again"
+    assert third.best.test_score == first.best.test_score
+
+
+def test_val_that_the_user_gave_and_val_that_is_test_are_not_trained_on(tmp_path, trained_on):
+    minutes = {"budget": esper.Budget(host_runs=1, minutes=1), "refit": "auto"}
+    given = grow(tmp_path, val=(X[:60], Y[:60]), **minutes)
+    assert not given.best.record.refit
+    few = esper.grow(mlp, (X[:150], Y[:150]), epochs=2, widths=(), folder=tmp_path, verbose=False,
+                     device="cpu", **minutes)  # fmt: skip
+    assert not few.best.record.refit
+    assert trained_on == []
+    cut = grow(tmp_path, **minutes)
+    assert cut.best.record.refit
+    assert len(trained_on) == 1
+
+
+def outcome(curve, trained: int = 108, finite: bool = True) -> Outcome:
+    return Outcome(0, trained, finite, 0.5, 0.5, tuple(curve), 1.0, 0.1, HOW, {})
+
+
+@pytest.mark.parametrize(
+    ("found", "learnt"),
+    [
+        (outcome([(54, 0.9), (108, 0.2)]), True),
+        (outcome([(54, 0.9), (108, 0.2 + 0.99 * (1 - PROGRESS) * 0.8)]), True),
+        (outcome([(54, 0.9), (108, 0.2 + 1.01 * (1 - PROGRESS) * 0.8)]), False),
+        (outcome([(54, 0.9), (108, 0.1)], finite=False), False),
+        (outcome([(54, 0.1)], trained=54), False),
+        (outcome([]), False),
+    ],
+)
+def test_weights_that_have_learnt_less_are_dropped(found, learnt):
+    searched = replace(row(0), curve=((54, 1.0), (108, 0.2)))
+    assert _has_learnt(searched, found) == learnt
+
+
+def test_a_refit_that_has_learnt_less_leaves_the_network_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "_has_learnt", lambda row, outcome: False)
+    result = grow(tmp_path)
+    assert not result.best.record.refit
+    plain = grow(tmp_path, refit=False)
+    one, other = result.model.state_dict(), plain.model.state_dict()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_no_time_is_kept_for_what_would_take_too_much_of_it():
+    class Task:
+        train, val = [0] * 80, [0] * 20
+        metric: Metric
+
+    def kept(limit: float, *batches: int) -> float:
+        clock = Clock(lambda: 0.0, 0.0, limit, 0.0, 1.0)
+        clock.begin(row(0), 0.1, 1)
+        made = Refit.__new__(Refit)
+        made._clock, made._growth = clock, 1.25
+        rows = [replace(row(n), recipe=replace(row().recipe, batches=b)) for n, b in
+                enumerate(batches)]  # fmt: skip
+        return made.seconds([replace(one, origin="width" if one.number else "given") for one in
+                             rows])  # fmt: skip
+
+    assert kept(1000.0) == 0.0
+    assert kept(1000.0, 100, 300, 200) == pytest.approx(1.1 * 1.25 * (30 + 10))
+    least = 1.1 * 1.25 * 40 / MAX_SHARE
+    assert kept(least * 1.001, 100, 300) > 0 == kept(least * 0.999, 100, 300)
