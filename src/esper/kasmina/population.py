@@ -59,7 +59,6 @@ from esper.kasmina.rows.rows import (
 )
 from esper.kasmina.saving.population_config import PopulationConfig as PopulationConfig
 from esper.kasmina.saving.saving import load_population, save_population
-from esper.kasmina.saving.selection import copy_members
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.training.losses import (
     RowLoss,
@@ -128,7 +127,6 @@ class Population:
         self.loss = loss
         self.count_correct: RowLoss = count_correct
         """Correct predictions of each row, for the train accuracy."""
-        self._host_factory = host_factory
         self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device, shards)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
         self.choice: ExecutorChoice | None = None
@@ -183,18 +181,6 @@ class Population:
         self.lifecycle.reset()
         self.trainer.reset()
         self._draw_hosts()
-
-    def select(self, members: IntLike) -> Population:
-        """Return a population of these members, which continue as they would have here.
-
-        A member given several times is copied: the copies are alike until they are told apart.
-        """
-        chosen = self._members(members)
-        kind = (self._host_factory, self.slots, self.blueprints, len(chosen))
-        population = Population(*kind, self.seed, self.device, self.config, self.loss)
-        population.count_correct = self.count_correct
-        copy_members(self, population, chosen)
-        return population
 
     def _draw_hosts(self) -> None:
         everyone = np.arange(self.members)
