@@ -51,7 +51,7 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     trace = limit_blueprints(trace, settings.blueprints)
     host = trace.factory().eval()
     with torch.no_grad():
-        outputs = host(trace.inputs.pack(example.inputs))
+        outputs = trace.inputs.call(host, trace.inputs.values(example.inputs))
     loss, shape = settings.loss, tuple(outputs.shape[1:])
     weighted = data.sample.weights is not None
     if weighted:

@@ -240,7 +240,9 @@ def test_nothing_is_written_beyond_a_batch():
         assert (band[-4096:] == 7).all()
 
 
-@pytest.mark.parametrize("module", [ConvBlock(8, 8, 3), ConvHeavy(8, space=2)], ids=["host", "seed"])
+@pytest.mark.parametrize(
+    "module", [ConvBlock(8, 8, 3), ConvHeavy(8, space=2)], ids=["host", "seed"]
+)
 def test_modules_use_blocks_only_where_asked(module, monkeypatch):
     """Our blocks in bf16 are torch's in float32; `own` and `torch` do not touch them."""
     calls = []

@@ -66,7 +66,7 @@ def draws_nothing(module: nn.Module) -> bool:
     )
 
 
-def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
+def find_draws(name: str, module: nn.Module, *inputs: Tensor) -> Draws:
     """Run a module in training mode on at least two samples, twice unless it is known to draw
     nothing; its state is restored."""
     modes = {part: part.training for part in module.modules()}
@@ -74,23 +74,24 @@ def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
     try:
         with torch.inference_mode(False), torch.enable_grad():
             if draws_nothing(module):
-                out = functional_call(module, _cloned_state(module), (x.detach().clone(),))
+                given = tuple(x.detach().clone() for x in inputs)
+                out = functional_call(module, _cloned_state(module), given)
                 return Draws(None, (), out.detach())
-            with forked_rng(0, x.device):
-                return _find_by_trial(name, module, x)
+            with forked_rng(0, inputs[0].device):
+                return _find_by_trial(name, module, inputs)
     finally:
         for part, mode in modes.items():  # a user's host may keep a norm in eval mode
             part.training = mode
 
 
-def _find_by_trial(name: str, module: nn.Module, x: Tensor) -> Draws:
+def _find_by_trial(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Draws:
     site = Site(name)
     with _AttentionRecorder() as attention:
-        out, watch, sources = _run(site, module, x)
+        out, watch, sources = _run(site, module, inputs)
     if attention.draws:
         site = Site(name, plain_attention=True)
-        out, watch, sources = _run(site, module, x)
-    again, _, _ = _run(site, module, x)
+        out, watch, sources = _run(site, module, inputs)
+    again, _, _ = _run(site, module, inputs)
     same = torch.allclose(out.float(), again.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
     if not same and not sources:
         sources = [_UNSEEN]
@@ -181,13 +182,15 @@ class _AttentionRecorder(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _run(site: Site, module: nn.Module, x: Tensor) -> tuple[Tensor, _DrawRecorder, list[str]]:
+def _run(
+    site: Site, module: nn.Module, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, _DrawRecorder, list[str]]:
     """Run once on copies of the state; return output, draws and other sources."""
-    watch = _DrawRecorder(site, x.device)
+    watch = _DrawRecorder(site, inputs[0].device)
     python_before, numpy_before = random.getstate(), _numpy_state()
-    given = x.detach().clone().requires_grad_(x.is_floating_point())
+    given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     with watch:
-        out = functional_call(module, _cloned_state(module), (given.clone(),))
+        out = functional_call(module, _cloned_state(module), tuple(x.clone() for x in given))
     if not isinstance(out, Tensor):
         raise ShapeError(f"{site.name} gives {type(out).__name__} in training mode, not a tensor")
     sources = [f"torch.{op}" for op in dict.fromkeys(watch.unknown)]

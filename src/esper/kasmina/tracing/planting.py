@@ -14,7 +14,7 @@ A model that runs by hooks stays of the user's class, with seeds as forward hook
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -38,7 +38,6 @@ from esper.kasmina.tracing.hook_plain import pick_hook, seed_hook
 from esper.kasmina.tracing.hooks import HookedHost, OutputKey
 from esper.kasmina.tracing.host import HostTrace, TracedHost
 from esper.kasmina.tracing.mode_graphs import mode_graph
-from esper.kasmina.tracing.raw_inputs import take_raw_inputs
 from esper.kasmina.tracing.tracer import FLAG
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, is_slot_id
@@ -161,17 +160,15 @@ def _as_graph(
     folder = _add_seeds(model, seeds)
     opened = _opened_modules(trace, host)
     graph = fx.Graph()
-    value: Any = graph.placeholder("x")
+    given: list[Any] = [graph.placeholder(name) for name in trace.inputs.arguments]
     for position, part in enumerate(plan.graphs):
-        value = _append(graph, part, value, "", opened)
+        value = _append(graph, part, given, "", opened)
         for spec in plan.specs:
             if spec.position == position and spec.slot_id in seeds:
                 seed = seeds[spec.slot_id].graph
-                value = _append(graph, seed, value, f"{folder}.{spec.slot_id}.", {})
+                value = _append(graph, seed, [value], f"{folder}.{spec.slot_id}.", {})
+        given = [value]
     graph.output(value)
-    take_raw_inputs(graph, trace.inputs)
-    for name in trace.trainable:
-        model.get_parameter(name).requires_grad_()
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         for name in plan.unused:
@@ -204,13 +201,18 @@ def _opened_modules(trace: HostTrace, host: TracedHost) -> dict[str, fx.Graph]:
 
 
 def _append(
-    graph: fx.Graph, part: fx.Graph, value: Any, prefix: str, opened: Mapping[str, fx.Graph]
+    graph: fx.Graph,
+    part: fx.Graph,
+    given: Sequence[Any],
+    prefix: str,
+    opened: Mapping[str, fx.Graph],
 ) -> Any:
-    """Add the nodes of a graph that takes one value; return its output.
+    """Add the nodes of a graph that takes some values; return its output.
 
     `opened`: graphs to put in the place of modules.
     """
-    made: dict[fx.Node, Any] = {node: value for node in part.nodes if node.op == "placeholder"}
+    takes = [node for node in part.nodes if node.op == "placeholder"]
+    made: dict[fx.Node, Any] = dict(zip(takes, given, strict=True))
     return _copy_nodes(graph, part, made, prefix, opened)
 
 

@@ -51,9 +51,8 @@ def _name(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_method" else ""
 
 
-def protect_input(graph: fx.Graph) -> None:
-    """Let a graph work on a copy of its input, which others read too."""
-    x = next(node for node in graph.nodes if node.op == "placeholder")
+def protect_input(graph: fx.Graph, x: fx.Node) -> None:
+    """Let a graph work on a copy of a tensor it is given, which others read too."""
     with graph.inserting_after(x):
         copied = graph.call_method("clone", (x,))
     x.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)

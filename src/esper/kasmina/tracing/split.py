@@ -1,4 +1,4 @@
-"""Split the graph of a model into a chain of graphs with one input and one output each.
+"""Split the graph of a model into a chain: the first part takes its inputs, others one tensor.
 
 What depends only on sizes, parameters or constants is computed again where a later part needs it;
 sizes of tensors that are gone are read from the part's own input.
@@ -23,8 +23,7 @@ def split_graph(graph: fx.Graph, cuts: Sequence[fx.Node]) -> list[fx.Graph]:
     output = next(node for node in nodes if node.op == "output")
     last = output.args[0]
     assert isinstance(last, fx.Node)
-    first = next(node for node in nodes if node.op == "placeholder")
-    begins, ends = (first, *cuts), (*cuts, last)
+    begins, ends = (None, *cuts), (*cuts, last)
     return [_Part(nodes, begin, end).build() for begin, end in zip(begins, ends, strict=True)]
 
 
@@ -55,15 +54,18 @@ def size_matches(value: Pair, live: Pair) -> bool:
 
 
 class _Part:
-    """One graph in the making, from the tensor `begin` to the tensor `end`."""
+    """One graph in the making, from the tensor `begin`, or the inputs, to the tensor `end`."""
 
-    def __init__(self, nodes: Sequence[fx.Node], begin: fx.Node, end: fx.Node) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], begin: fx.Node | None, end: fx.Node) -> None:
         self._end = end
-        self._live: Pair = begin.meta["values"]
+        self._live: Pair = ((), ()) if begin is None else begin.meta["values"]
         self._needed = _needed(nodes, begin, end)
         self._graph = fx.Graph()
-        self._x = self._graph.placeholder("x")
-        self._made: dict[fx.Node, Any] = {begin: self._x}
+        given = [n for n in nodes if n.op == "placeholder"] if begin is None else [begin]
+        self._made: dict[fx.Node, Any] = {
+            node: self._graph.placeholder("x" if begin else str(node.target)) for node in given
+        }
+        self._x = self._made[given[0]]
 
     def build(self) -> fx.Graph:
         for node in self._needed:
@@ -111,19 +113,23 @@ class _Part:
         return a if found is None else self._graph.call_method("size", (self._x, found))
 
 
-def _needed(nodes: Sequence[fx.Node], begin: fx.Node, end: fx.Node) -> list[fx.Node]:
+def _needed(nodes: Sequence[fx.Node], begin: fx.Node | None, end: fx.Node) -> list[fx.Node]:
     """Return the nodes that depend on data between two tensors, in order."""
     order = {node: index for index, node in enumerate(nodes)}
+    start = -1 if begin is None else order[begin]
     wanted, stack = {end}, [end]
     while stack:
         for source in stack.pop().all_input_nodes:
-            gone = source.meta["level"] == Level.DATA and order[source] <= order[begin]
+            gone = source.meta["level"] == Level.DATA and order[source] <= start
             if source not in wanted and not gone:
                 wanted.add(source)
                 stack.append(source)
     return [
         node for node in nodes
-        if node in wanted and node is not begin and node.meta["level"] == Level.DATA
+        if node in wanted
+        and node is not begin
+        and node.op != "placeholder"
+        and node.meta["level"] == Level.DATA
     ]  # fmt: skip
 
 

@@ -122,16 +122,6 @@ class _Plan:
             resizer.tensor(name, shape)
 
 
-def scaled_factory(
-    model: nn.Module | Factory, example: Raw, factor: float, output: str | int | None = None
-) -> Factory:
-    """Return a factory of the user's model with all inner widths multiplied by `factor`.
-
-    Raises `EsperError` with the reason if that is not possible.
-    """
-    return scaled_model(model, example, factor, output).factory
-
-
 def scaled_model(
     model: nn.Module | Factory,
     example: Raw,
