@@ -91,7 +91,7 @@ COUNTING_LANE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class EvalBatch:
+class _EvalBatch:
     """Results of one validation batch per row; device tensors, not synchronised."""
 
     loss_R: Tensor
@@ -244,14 +244,14 @@ class Population:
         target: Tensor,
         rows: npt.ArrayLike | RowTable | RowPlan | None = None,
         alpha_RS: npt.ArrayLike | None = None,
-    ) -> EvalBatch:
+    ) -> _EvalBatch:
         """Return loss and correct predictions of rows on a batch, in eval mode."""
         with torch.no_grad():
             plan = self._plan_for(rows, alpha_RS)
             self._check_batch(x, target)
             logits = self._run(x, plan, training=False)
             target_R = row_targets(target, plan.member_R, plan.table.rows)
-            return EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
+            return _EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
 
     def train_batch(
         self, x: Tensor, target: Tensor, scaler: MemberScaler | None = None

@@ -100,10 +100,10 @@ class ReplayPolicy(StatelessPolicy):
             raise EsperError(
                 f"replay: recorded {actions.members} members, there are {len(masks.op_EO)}"
             )
-        return PolicyDecision.deterministic(waiting_if_illegal(masks, actions)), None
+        return PolicyDecision.deterministic(_waiting_if_illegal(masks, actions)), None
 
 
-def waiting_if_illegal(masks: ActionMasks, actions: ActionSpec) -> ActionSpec:
+def _waiting_if_illegal(masks: ActionMasks, actions: ActionSpec) -> ActionSpec:
     """Return the actions with WAIT for members for which theirs is not legal."""
     legal_E = legal_members(masks, actions)
     op_E = np.where(legal_E, actions.op, int(LifecycleOp.WAIT))

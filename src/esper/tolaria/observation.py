@@ -107,7 +107,7 @@ class Observer:
             shapley_ES=self._shapley_ES.copy(),
             interaction_ES=self._interaction_ES.copy(),
             grad_norm_ES=life.signals.grad_norm_ES.copy(),
-            grad_health_ES=gradient_health(life.signals.grad_norm_ES),
+            grad_health_ES=_gradient_health(life.signals.grad_norm_ES),
             shadow_gap_ES=gap_ES.astype(np.float32),
             channels_S=self._channels_S.copy(),
             depth_S=self._depth_S.copy(),
@@ -148,11 +148,11 @@ class MemberStatus:
     """Share of the compute budget spent."""
 
 
-def gradient_health(norm_ES: Floats) -> Floats:
+def _gradient_health(norm_ES: Floats) -> Floats:
     """Health from 0 (vanishing or non-finite) to 1; NaN where there is no measurement.
 
     >>> norms = np.array([[0.0, 1e-7, 1e-4, 3.0, np.inf, np.nan]], dtype=np.float32)
-    >>> gradient_health(norms).round(2).tolist()
+    >>> _gradient_health(norms).round(2).tolist()
     [[0.0, 0.5, 1.0, 1.0, 0.0, nan]]
     """
     alive_ES = np.isfinite(norm_ES) & (norm_ES > DEAD_GRADIENT)

@@ -35,7 +35,7 @@ class HostProbe:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShapeTrace:
+class _ShapeTrace:
     """Shapes that inputs of one size lead to."""
 
     slot_shapes: tuple[tuple[int, ...], ...]
@@ -44,7 +44,7 @@ class ShapeTrace:
     """Output for one sample, `[1, ...]`."""
 
 
-def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
+def trace_shapes(network: StackedNetwork, x: Tensor) -> _ShapeTrace:
     """Run one sample of `x` (a non-empty batch) through the template, segment by segment.
 
     Raises if a segment fails or does not return one tensor, batch first, or if an activation does
@@ -62,10 +62,10 @@ def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
             f"host {_name(network)} gives {_dtype(output.dtype)}: outputs must be real numbers, "
             f"logits for classification"
         )
-    return ShapeTrace(tuple(shapes[spec.position][1:] for spec in network.slots), output)
+    return _ShapeTrace(tuple(shapes[spec.position][1:] for spec in network.slots), output)
 
 
-def probe_host(network: StackedNetwork, x: Tensor, trace: ShapeTrace) -> HostProbe:
+def probe_host(network: StackedNetwork, x: Tensor, trace: _ShapeTrace) -> HostProbe:
     """Check that `forward` equals the chain and that a train batch works; count MACs."""
     _check_forward(network, x[:1], trace.output)
     _try_training(network, _pair(x), trace.output.shape[1:])

@@ -88,7 +88,7 @@ class SeedSizes:
         """Positions by which a seed widens the receptive field along one axis."""
         cache, key = self._cache(slot, blueprint, self._fields, _KNOWN_FIELDS)
         if key not in cache:
-            cache[key] = receptive_gain(self.network.seed_template(slot, blueprint))
+            cache[key] = _receptive_gain(self.network.seed_template(slot, blueprint))
         return cache[key]
 
     def per_slot(
@@ -151,10 +151,10 @@ class SeedSizes:
         return out
 
 
-def receptive_gain(module: nn.Module) -> int:
+def _receptive_gain(module: nn.Module) -> int:
     """Sum over convolutions of (kernel - 1) * dilation along the last axis.
 
-    >>> receptive_gain(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 5, dilation=2)))
+    >>> _receptive_gain(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 5, dilation=2)))
     10
     """
     total = 0

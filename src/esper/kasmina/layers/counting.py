@@ -36,7 +36,7 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts floating-point operations by torch's formulas; its own counter also asks where."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def flop_counter() -> Iterator[FlopCounter]:
+def flop_counter() -> Iterator[_FlopCounter]:
     """Count floating-point operations inside the block, by their definitions.
 
     Attention is computed unfused, because torch's counter does not know all fused kernels.
@@ -71,7 +71,7 @@ def flop_counter() -> Iterator[FlopCounter]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         as_defined = kernel_scope(torch_convolutions=True)
-        with as_defined, sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
+        with as_defined, sdpa_kernel(SDPBackend.MATH), _FlopCounter() as counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -242,7 +242,7 @@ def make_plan(
     _check(table, life)
     real_R, padding_R = None, np.zeros(table.rows, dtype=np.bool_)
     if buffers is not None:
-        table, real_R, padding_R = pad_table(table, buffers)
+        table, real_R, padding_R = _pad_table(table, buffers)
     info = _table_info(table, padding_R, life, detach_seed_input)
     blueprints = life.fits_SK.shape[1]
     if buffers is None:
@@ -296,7 +296,7 @@ def plan_content(table: RowTable, life: Lifecycle, detach_seed_input: bool) -> t
     return tuple(array.tobytes() for array in arrays)
 
 
-def pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, Bools]:
+def _pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, Bools]:
     """Pad a table; return it with the indices of the original rows and a padding mask."""
     shape, start_R = buffers.shape, buffers.start_R
     size_N = np.array([shape.first, *shape.begin_S])

@@ -37,7 +37,7 @@ Factory = Callable[[], nn.Module]
 _MODES: Final = ("eval", "training")
 
 
-class SegmentPlan:
+class _SegmentPlan:
     """The graphs of a host's segments; all hosts of a kind share it."""
 
     def __init__(
@@ -66,7 +66,7 @@ class SegmentPlan:
         with kept_random_state():
             return self.find_causal()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SegmentPlan:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SegmentPlan:
         return self
 
 
@@ -83,10 +83,10 @@ class Segment(fx.GraphModule):
         return code
 
 
-class TracedHost(UserHost[SegmentPlan]):
+class TracedHost(UserHost[_SegmentPlan]):
     """A user's model as a chain of segments."""
 
-    def __init__(self, model: nn.Module, plan: SegmentPlan) -> None:
+    def __init__(self, model: nn.Module, plan: _SegmentPlan) -> None:
         """`model` belongs to the host from now on."""
         plan.additions.install(model)
         super().__init__(model, plan)
@@ -242,7 +242,7 @@ class _Tracing:
         ]
         topology = chosen[0].topology if chosen else "mlp"
         graphs = split_graph(traced.graph, cuts)
-        plan = SegmentPlan(name, topology, graphs, specs, traced.additions)
+        plan = _SegmentPlan(name, topology, graphs, specs, traced.additions)
         _check_same(base, plan, inputs, example, self._output)
         kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the class
         plan.find_causal = lambda: is_causal(
@@ -284,7 +284,7 @@ def _largest_part(base: nn.Module, paths: Iterable[str]) -> str | None:
 
 def _host_trace(
     host: Factory,
-    plan: SegmentPlan | HookPlan,
+    plan: _SegmentPlan | HookPlan,
     name: str,
     inputs: Inputs,
     untraced: dict[str, str] | None = None,
@@ -368,7 +368,7 @@ def _check_output(name: str, traced: ModelGraph) -> None:
 
 
 def _complete(
-    plan: SegmentPlan, base: nn.Module, inputs: Inputs, values: list[Tensor]
+    plan: _SegmentPlan, base: nn.Module, inputs: Inputs, values: list[Tensor]
 ) -> dict[str, Tensor]:
     """Protect inputs of segments from writes in place; find what no segment uses.
 
@@ -402,7 +402,7 @@ def _protect(graph: fx.Graph, given: list[Tensor], in_dict: bool = False) -> Non
 
 
 def _check_same(
-    base: nn.Module, plan: SegmentPlan, inputs: Inputs, example: Raw, output: Any
+    base: nn.Module, plan: _SegmentPlan, inputs: Inputs, example: Raw, output: Any
 ) -> None:
     """Complete the plan; raise unless the chain equals the model in eval and in training mode."""
     name, values = type(base).__name__, inputs.batch(example, BATCHES[1])
@@ -420,7 +420,7 @@ def _check_same(
 
 
 def _differing_mode(
-    base: nn.Module, plan: SegmentPlan, inputs: Inputs, values: list[Tensor], output: Any
+    base: nn.Module, plan: _SegmentPlan, inputs: Inputs, values: list[Tensor], output: Any
 ) -> str:
     """Return the mode in which chain and model differ, with the same random numbers, or ""."""
     model, chain = copy.deepcopy(base), _complete(plan, base, inputs, values)

@@ -18,7 +18,7 @@ Form = Literal["tensor", "positional", "keywords", "dict"]
 
 
 @dataclass(frozen=True, slots=True)
-class InputSpec:
+class _InputSpec:
     """One raw input."""
 
     name: str
@@ -33,7 +33,7 @@ class Inputs:
 
     form: Form
     """How the model takes them: one tensor, positional arguments, keywords, or one dict."""
-    specs: tuple[InputSpec, ...]
+    specs: tuple[_InputSpec, ...]
 
     @staticmethod
     def of(model: nn.Module, example: Raw) -> Inputs:
@@ -103,7 +103,7 @@ class Inputs:
         return [value.detach().cpu().index_select(0, index) for value in values]
 
 
-def _specs(values: Mapping[str, object]) -> tuple[InputSpec, ...]:
+def _specs(values: Mapping[str, object]) -> tuple[_InputSpec, ...]:
     specs, samples = [], None
     if not values:
         raise EsperError("example without tensors: give one batch of inputs")
@@ -117,7 +117,7 @@ def _specs(values: Mapping[str, object]) -> tuple[InputSpec, ...]:
                 f"example input {name!r} has {len(value)} samples, another has {samples}: the "
                 f"first axis of all inputs is the batch"
             )
-        specs.append(InputSpec(str(name), tuple(value.shape[1:]), value.dtype))
+        specs.append(_InputSpec(str(name), tuple(value.shape[1:]), value.dtype))
     return tuple(specs)
 
 

@@ -88,7 +88,7 @@ def is_accessor(node: fx.Node) -> bool:
     return node.op == "call_method" and node.target in _ACCESSORS
 
 
-class ValueProxy(fx.Proxy):
+class _ValueProxy(fx.Proxy):
     """A proxy that knows its values on the example."""
 
     def __getattr__(self, name: str) -> Any:
@@ -197,7 +197,7 @@ class ModelTracer(LeafTracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return a proxy that knows its values."""
-        return ValueProxy(node, self)
+        return _ValueProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
         """As in torch; proxies first, whatever they claim to be."""
@@ -361,7 +361,7 @@ FLAG: Final = "_training"
 
 
 def _size_or_len(value: Any) -> Any:
-    if isinstance(value, ValueProxy):
+    if isinstance(value, _ValueProxy):
         small, large = value.node.meta["values"]
         if isinstance(small, Tensor) and len(small) != len(large):
             return value.size(0)
@@ -486,7 +486,7 @@ def _patched_isinstance() -> Iterator[None]:
     def patched(value: Any, kinds: Any) -> bool:
         if original(value, kinds):
             return True
-        if type(value) is not ValueProxy:
+        if type(value) is not _ValueProxy:
             return False
         known: Any = value.node.meta["values"][0]
         return original(known, Tensor) and original(known, kinds)

@@ -127,7 +127,7 @@ def stacked(value: Tensor, dim: int | None, rows: int) -> Tensor:
     return value.movedim(dim, 0)
 
 
-class Prepared(torch.autograd.Function):
+class _Prepared(torch.autograd.Function):
     """Converts an input to the layout and type of our kernels; one row or `[R, ...]`."""
 
     @staticmethod
@@ -148,10 +148,10 @@ class Prepared(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, int]:
-        return Prepared.apply(stacked(x, in_dims[0], info.batch_size), dtype), 0
+        return _Prepared.apply(stacked(x, in_dims[0], info.batch_size), dtype), 0
 
 
 def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Typed `Prepared.apply`."""
-    out: Tensor = Prepared.apply(x, dtype)
+    """Typed `_Prepared.apply`."""
+    out: Tensor = _Prepared.apply(x, dtype)
     return out
