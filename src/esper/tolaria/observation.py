@@ -15,7 +15,14 @@ from esper.kasmina.population import Population
 from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec
 from esper.leyline.arrays import Doubles, Floats, Ints, read_only
 from esper.leyline.errors import EsperError
-from esper.leyline.signals import Counterfactuals, SlotReports, TrainingSignals
+from esper.leyline.masks import ActionMasks
+from esper.leyline.payloads import StepPhase
+from esper.leyline.signals import (
+    Counterfactuals,
+    GovernorVerdicts,
+    SlotReports,
+    TrainingSignals,
+)
 from esper.tamiyo.signals import TrackedSignals
 from esper.tasks.scoring import added
 from esper.tolaria.context_state import ContextState
@@ -189,3 +196,18 @@ def _resolution(shape: tuple[int, ...]) -> float:
     if len(shape) == 3:
         return float(np.sqrt(shape[1] * shape[2]))
     return float(shape[0]) if len(shape) == 2 else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedStep:
+    """A trained, validated and observed step, before its actions."""
+
+    signals: TrainingSignals
+    masks: ActionMasks
+    verdicts: GovernorVerdicts
+    counterfactuals: Counterfactuals
+    train_accuracy_E: Doubles
+    rows: int
+    """Validation rows plus shadow rows of training."""
+    phases: dict[StepPhase, float]
+    """Host seconds per phase so far; the rest of the step adds to it."""

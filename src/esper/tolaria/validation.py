@@ -155,14 +155,14 @@ class Validator:
         self,
         population: Population,
         plan: RowPlan,
-        alone: bool,
+        members_only: bool,
         part: _ValidationPart,
         totals: RowTotals,
     ) -> None:
-        """Queue the device work of a pass, capturable; `alone`: members without coalitions."""
+        """Queue the device work of a pass, capturable; `members_only`: without coalitions."""
         totals.zero_()
         for x, target in part.batches():
-            if alone:
+            if members_only:
                 process_val_batch(population, x, target, self.merit, totals, plan)
             else:
                 process_fused_val_batch(population, x, target, self.merit, plan, totals)

@@ -108,7 +108,7 @@ def test_padding_is_not_even_written(monkeypatch):
 
 
 def test_rows_of_many_parts_are_summed_and_none_depends_on_the_others(monkeypatch):
-    monkeypatch.setattr(block_plan, "LEAST_STEPS", 1)
+    monkeypatch.setattr(block_plan, "MIN_STEPS", 1)
     block, batch = QUICK[1], 2 * plan(QUICK[1]).images + 3
     given = case(block, rows=2, batch=batch)
     assert plan(block).backward_parts(batch) == (3, 1)

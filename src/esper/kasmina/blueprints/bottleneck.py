@@ -16,7 +16,7 @@ from esper.kasmina.layers.layers import (
 
 SQUEEZE = 4
 """Hidden channels are a quarter of the width."""
-LEAST_HIDDEN = 8
+MIN_HIDDEN = 8
 """Minimum number of hidden channels, for narrow slots."""
 
 
@@ -27,7 +27,7 @@ class Bottleneck(nn.Module):
     def __init__(self, width: int, space: int) -> None:
         super().__init__()
         conv = CONVOLUTIONS[space]
-        hidden = max(LEAST_HIDDEN, width // SQUEEZE)
+        hidden = max(MIN_HIDDEN, width // SQUEEZE)
         self.down = conv(width, hidden, 1)
         self.norm1 = ChannelNorm(hidden)
         self.conv = conv(hidden, hidden, 3)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.costs.probe import HostProbe, probe_template
 from esper.kasmina.layers.counting import count_parameters, flop_counter
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.leyline.actions import BlendStyle
@@ -257,13 +258,16 @@ def _train_macs(
     Modules run in eval mode, so that norms accept one sample and no buffer changes.
     """
     chained = nn.Sequential(*chain)
-    modes = {part: part.training for part in chained.modules()}
     learns = {p: p.requires_grad for p in chained.parameters()}
-    chained.eval()
     try:
         for parameter, learnt in learns.items():
             parameter.requires_grad_(learnt and trains)
-        with torch.inference_mode(False), torch.enable_grad(), flop_counter() as counter:
+        with (
+            in_mode(chained, training=False),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            flop_counter() as counter,
+        ):
             given = x.clone()
             if given.is_floating_point():
                 given.requires_grad_(input_gradient)
@@ -275,6 +279,4 @@ def _train_macs(
         for parameter, learnt in learns.items():
             parameter.requires_grad_(learnt)
             parameter.grad = None
-        for part, mode in modes.items():
-            part.training = mode
     return counter.total // 2

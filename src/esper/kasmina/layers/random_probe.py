@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.device.rng import forked_rng
 from esper.kasmina.layers.layers import has_hooks
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.layers.random_layers import RowDraws, RowStreams, Site
 from esper.leyline.errors import ShapeError
 
@@ -69,19 +70,13 @@ def draws_nothing(module: nn.Module) -> bool:
 def find_draws(name: str, module: nn.Module, *inputs: Tensor) -> Draws:
     """Run a module in training mode on at least two samples, twice unless it is known to draw
     nothing; its state is restored."""
-    modes = {part: part.training for part in module.modules()}
-    module.train()
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            if draws_nothing(module):
-                given = tuple(x.detach().clone() for x in inputs)
-                out = functional_call(module, _cloned_state(module), given)
-                return Draws(None, (), out.detach())
-            with forked_rng(0, inputs[0].device):
-                return _find_by_trial(name, module, inputs)
-    finally:
-        for part, mode in modes.items():  # a user's host may keep a norm in eval mode
-            part.training = mode
+    with in_mode(module, training=True), torch.inference_mode(False), torch.enable_grad():
+        if draws_nothing(module):
+            given = tuple(x.detach().clone() for x in inputs)
+            out = functional_call(module, _cloned_state(module), given)
+            return Draws(None, (), out.detach())
+        with forked_rng(0, inputs[0].device):
+            return _find_by_trial(name, module, inputs)
 
 
 def _find_by_trial(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Draws:
@@ -103,12 +98,9 @@ def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:
     """Whether a module draws random numbers in eval mode."""
     if draws_nothing(module):
         return False
-    was_training = module.training
-    module.eval()
     watch = _DrawRecorder(Site("evaluation"), x.device)
-    with forked_rng(0, x.device), torch.no_grad(), watch:
+    with in_mode(module, training=False), forked_rng(0, x.device), torch.no_grad(), watch:
         module(x.clone())
-    module.train(was_training)
     return bool(watch.calls or watch.unknown)
 
 

@@ -21,8 +21,7 @@ from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
 from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, UserHost, plan_hooks
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import NodePlace, choose_places, find_places, named_places
-from esper.kasmina.tracing.residual import keeps_input, protect_input
-from esper.kasmina.tracing.split import split_graph, turn_channels
+from esper.kasmina.tracing.split import keeps_input, protect_input, split_graph, turn_channels
 from esper.kasmina.tracing.tracer import (
     BATCHES,
     UntraceableError,

@@ -34,8 +34,7 @@ from esper.kasmina.plain.plain_graph import (
     converted,
     set_tracer,
 )
-from esper.kasmina.tracing.hook_plain import pick_hook, seed_hook
-from esper.kasmina.tracing.hooks import HookedHost, OutputKey
+from esper.kasmina.tracing.hooks import HookedHost, OutputKey, pick_hook, seed_hook
 from esper.kasmina.tracing.host import HostTrace, TracedHost
 from esper.kasmina.tracing.mode_graphs import mode_graph
 from esper.kasmina.tracing.tracer import FLAG
@@ -353,7 +352,7 @@ def _last_tensors(seed: fx.GraphModule) -> tuple[str, ...]:
         if node.op == "call_function" and node.target in (operator.mul, torch.mul):
             scales = [a for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
             if scales:
-                return _alone(seed, scales[0], {str(scales[0].target)})
+                return _used_once(seed, scales[0], {str(scales[0].target)})
             numbers = [a for a in node.args if isinstance(a, int | float)]
             node = node.args[0] if numbers and isinstance(node.args[0], fx.Node) else None
             continue
@@ -362,12 +361,13 @@ def _last_tensors(seed: fx.GraphModule) -> tuple[str, ...]:
         path = str(node.target)
         layer = seed.get_submodule(path)
         if isinstance(layer, _LAYERS):
-            return _alone(seed, node, {f"{path}.{name}" for name, _ in layer.named_parameters()})
+            names = {f"{path}.{name}" for name, _ in layer.named_parameters()}
+            return _used_once(seed, node, names)
         node = node.args[0] if isinstance(layer, _PASSES) else None
     return ()
 
 
-def _alone(seed: fx.GraphModule, node: fx.Node, names: set[str]) -> tuple[str, ...]:
+def _used_once(seed: fx.GraphModule, node: fx.Node, names: set[str]) -> tuple[str, ...]:
     """Return the names, if nothing else computes with the parameters: at 0 it would never train."""
     again = [n for n in seed.graph.nodes if n.target == node.target and n.op == node.op]
     every = dict(seed.named_parameters(remove_duplicate=False))

@@ -33,7 +33,7 @@ from esper.kasmina.ops.kernels.layout import (
 from esper.kasmina.ops.kernels.placing import Placement, placed
 from esper.kasmina.ops.kernels.sums import add_parts
 
-LARGEST: Final = 2**15
+MAX_VALUES: Final = 2**15
 """Maximum elements of a sample per program."""
 NUMBERS: Final = 2**11
 """Elements per program if samples are smaller."""
@@ -177,7 +177,7 @@ def supported(x: Tensor, groups: int) -> bool:
     """Whether a sample `[..., C, H, W]` is supported: channels and groups are powers of two."""
     channels, height, width = x.shape[-3:]
     powers = channels == next_power(channels) and groups == next_power(groups)
-    return powers and next_power(height * width) * channels <= LARGEST
+    return powers and next_power(height * width) * channels <= MAX_VALUES
 
 
 def sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
