@@ -26,7 +26,7 @@ from esper.kasmina.layers.layers import (
     MaxPool1d,
     MaxPool2d,
 )
-from esper.kasmina.plain.folding import drop_identities, fold_scales, has_effect, merge_linear_seeds
+from esper.kasmina.plain.folding import has_effect, simplify
 from esper.leyline.slots import InjectionSpec
 
 _log = logging.getLogger(__name__)
@@ -79,9 +79,7 @@ def _simplified(
     root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer
 ) -> fx.GraphModule:
     whole = fx.GraphModule(root, tracer.trace(root.eval()), name)
-    drop_identities(whole)
-    fold_scales(whole, seeds)
-    merge_linear_seeds(whole, seeds)
+    simplify(whole, seeds)
     return _without_unused(whole).eval()
 
 

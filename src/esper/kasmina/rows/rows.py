@@ -24,9 +24,13 @@ from torch import Tensor
 
 from esper.device.packing import PackedArrays
 from esper.kasmina.lifecycle.lifecycle import Lifecycle
-from esper.kasmina.rows.plan_layout import GroupLayout, aligned, smallest_shape
-from esper.kasmina.rows.plan_layout import GroupShape as GroupShape
-from esper.kasmina.rows.plan_layout import RowShape as RowShape
+from esper.kasmina.rows.plan_layout import (
+    GroupLayout,
+    GroupShape,
+    RowShape,
+    aligned,
+    smallest_shape,
+)
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.errors import EsperError

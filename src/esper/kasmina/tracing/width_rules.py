@@ -36,6 +36,19 @@ class Rule:
     """Old number -> new number; empty: numbers stay and heads become wider."""
 
 
+def choices(
+    model: nn.Module, sources: WidthSources, widths: Sequence[int], factor: float
+) -> Iterator[tuple[Rule, dict[tuple[str, str], Any]]]:
+    """Yield rules, each with sets of attributes that it scales, the most faithful first."""
+    for rule in rules(widths, factor, _divisors(model, sources), _head_counts(model)):
+        counts, sizes = _scaled_counts(model, rule), _scaled_attributes(model, rule)
+        # Left as they are, widths may do harm that no check sees, as in x[:, : self.width].
+        yield rule, counts | {key: v for key, v in sizes.items() if _is_width(key[1])}
+        yield rule, counts
+        yield rule, counts | {key: v for key, v in sizes.items() if _is_size(key[1])}
+        yield rule, counts | sizes
+
+
 def _int_attributes(model: nn.Module) -> Iterator[tuple[str, str, int]]:
     """Yield path, name and value of the integers that the user's modules hold."""
     for path, name, value in _size_attributes(model):
@@ -54,15 +67,15 @@ def _size_attributes(model: nn.Module) -> Iterator[tuple[str, str, int | tuple[i
                 yield path, name, value
 
 
-def scaled_attributes(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
+def _scaled_attributes(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
     """Return the attributes that equal a scaled width, a tuple with one, or the size of a head."""
     found: dict[tuple[str, str], Any] = {}
-    heads = [] if rule.heads else sorted(head_counts(model))
+    heads = [] if rule.heads else sorted(_head_counts(model))
     for path, name, value in _size_attributes(model):
         new: Any = value
         if isinstance(value, tuple):
             new = tuple(rule.table.get(part, part) for part in value)
-        elif "head" in name.lower() and is_size(name):
+        elif "head" in name.lower() and _is_size(name):
             number = next((h for h in heads if value * h in rule.table), 0)
             whole = rule.table.get(value, value)
             new = rule.table[value * number] // number if number else whole
@@ -73,7 +86,7 @@ def scaled_attributes(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any
     return found
 
 
-def scaled_counts(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
+def _scaled_counts(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
     """Return the numbers of heads that the rule changes."""
     return {
         (path, name): rule.heads[value]
@@ -87,17 +100,17 @@ def _is_count(name: str) -> bool:
     return bool(_COUNTS.search(name)) and not _SIZES.search(name)
 
 
-def is_width(name: str) -> bool:
+def _is_width(name: str) -> bool:
     """Whether an attribute is a width, by its name."""
     return bool(_WIDTHS.search(name))
 
 
-def is_size(name: str) -> bool:
+def _is_size(name: str) -> bool:
     """Whether an attribute is a size, by its name: a width, or one of space or time."""
     return bool(_SIZES.search(name))
 
 
-def head_counts(model: nn.Module) -> set[int]:
+def _head_counts(model: nn.Module) -> set[int]:
     """Return the numbers of attention heads in a model."""
     found = {n.num_heads for n in model.modules() if isinstance(n, nn.MultiheadAttention)}
     named = {
@@ -106,7 +119,7 @@ def head_counts(model: nn.Module) -> set[int]:
     return found | named
 
 
-def divisors(model: nn.Module, sources: WidthSources) -> set[tuple[int, int]]:
+def _divisors(model: nn.Module, sources: WidthSources) -> set[tuple[int, int]]:
     """Return pairs of a width and a number that must divide it."""
     found = set(sources.divided)
     for layer in sources.layers.values():
