@@ -52,7 +52,8 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     trace = limit_blueprints(trace, settings.blueprints)
     host = trace.factory().eval()
     with torch.no_grad():
-        outputs = trace.inputs.call(host, trace.inputs.values(example.inputs))
+        values = [value.clone() for value in trace.inputs.values(example.inputs)]
+        outputs = trace.inputs.call(host, values)  # copies: a model may write over them
     loss, shape = settings.loss, tuple(outputs.shape[1:])
     weighted = data.sample.weights is not None
     if weighted:
