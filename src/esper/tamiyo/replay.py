@@ -19,9 +19,8 @@ import numpy as np
 from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
-from esper.leyline.payloads import SlotPayload
-from esper.leyline.protocols import RewardProtocol
-from esper.leyline.records import PlanRecord, PolicyDecision, Rollout, StepRecord
+from esper.leyline.protocols import EngineListener, RewardProtocol
+from esper.leyline.records import PlanRecord, PolicyDecision, StepRecord
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.baselines import StatelessPolicy
 from esper.tamiyo.scripted import legal_members
@@ -39,7 +38,7 @@ class Recording:
     """One per step."""
 
 
-class ActionRecorder:
+class ActionRecorder(EngineListener):
     """Engine listener that records the actions of an episode."""
 
     def __init__(self) -> None:
@@ -57,9 +56,6 @@ class ActionRecorder:
         self._plan.clear()
         self._steps.clear()
 
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """No-op."""
-
     def on_plan(self, record: PlanRecord) -> None:
         """Record a decision of the plan phase."""
         self._plan.append(record.decision.actions)
@@ -69,9 +65,6 @@ class ActionRecorder:
         slots = record.signals.slots
         self._names = slots.slot_ids, slots.blueprints
         self._steps.append(record.decision.actions)
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """No-op."""
 
 
 class ReplayPolicy(StatelessPolicy):

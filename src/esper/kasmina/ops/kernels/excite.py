@@ -18,12 +18,12 @@ from torch.autograd.function import once_differentiable
 
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import if_live, is_padding
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
     dense_pixels,
     empty_activation,
     launched,
     live_rows,
+    row_launches,
     skipping,
     stacked,
 )

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.ops.kernels.grids import block_of
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched, next_power
+from esper.kasmina.ops.kernels.layout import launched, next_power, row_launches
 
 BLOCK: Final = 1024
 """Parameters per program forward."""

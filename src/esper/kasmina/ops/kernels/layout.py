@@ -9,9 +9,9 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -155,3 +155,42 @@ def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Typed `_Prepared.apply`."""
     out: Tensor = _Prepared.apply(x, dtype)
     return out
+
+
+# ---- launches over rows -----------------------------------------------------------------------
+
+MAX_ROWS: Final = 65_535
+"""Maximum size of the second and third axis of a CUDA grid; the first has 2**31 - 1."""
+
+
+def row_launches(rows: int) -> Iterator[tuple[int, int]]:
+    """Yield first row and number of rows of each launch: one, unless a grid is too small."""
+    for first in range(0, rows, MAX_ROWS):
+        yield first, min(MAX_ROWS, rows - first)
+
+
+# ---- rows that steps of seeds read and change in place ------------------------------------------
+
+IN_PLACE: Final = 2
+"""SKIPS of a kernel (`grids.is_padding`) that works on rows of another tensor."""
+
+
+class Placement(NamedTuple):
+    """Rows of an activation that a step reads or changes in place."""
+
+    rows: Tensor
+    """`[G]`"""
+    alpha: Tensor
+    """`[G]`; an entry with alpha 0 is unused and touches no row."""
+    takes: bool
+    """The step reads these rows; backward adds the gradient of its input to them."""
+    adds: bool
+    """Alpha times its output is added to them; backward reads its gradient there, times alpha."""
+
+
+def placed(count: int, like: Tensor, place: Placement | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return arguments of a kernel: rows, alpha, which entries are computed, and SKIPS; without a
+    placement the first two are any tensor."""
+    if place is not None:
+        return place.rows, place.alpha, place.alpha, IN_PLACE
+    return like, like, *skipping(count, like)

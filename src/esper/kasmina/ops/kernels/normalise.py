@@ -20,17 +20,18 @@ from torch.autograd.function import once_differentiable
 
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import if_live, is_padding, left_of
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
+    Placement,
     dense_inside,
     dense_pixels,
     empty_activation,
     launched,
     live_rows,
     next_power,
+    placed,
+    row_launches,
     stacked,
 )
-from esper.kasmina.ops.kernels.placing import Placement, placed
 from esper.kasmina.ops.kernels.sums import add_parts
 
 MAX_VALUES: Final = 2**15

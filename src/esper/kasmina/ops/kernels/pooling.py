@@ -19,13 +19,13 @@ from torch.autograd.function import once_differentiable
 
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import block_of, if_live, is_padding
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
     dense_pixels,
     empty_activation,
     launched,
     live_rows,
     next_power,
+    row_launches,
     skipping,
     stacked,
 )

@@ -30,9 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from esper.device.branches import Branches
 from esper.kasmina.ops.kernels.grids import block_of, if_live, is_padding, left_of
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched
-from esper.kasmina.ops.kernels.placing import IN_PLACE
+from esper.kasmina.ops.kernels.layout import IN_PLACE, launched, row_launches
 
 BLOCK: Final = 4096
 """Elements per program."""

@@ -28,8 +28,7 @@ from esper.kasmina.ops.block_parameters import (
     StepParameters,
 )
 from esper.kasmina.ops.kernels import blocks
-from esper.kasmina.ops.kernels.layout import dense_pixels, empty_activation
-from esper.kasmina.ops.kernels.placing import Placement
+from esper.kasmina.ops.kernels.layout import Placement, dense_pixels, empty_activation
 
 if TYPE_CHECKING:
     from esper.kasmina.ops.kernels.blend import BlendRows
