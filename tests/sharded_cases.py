@@ -112,16 +112,6 @@ def rollback(executor: str) -> Result:
     return result | weights(population, 1)
 
 
-def selection(executor: str) -> Result:
-    """Members that move to another population train on there."""
-    population = make_population(2, executor, optim=ADAMW)
-    population.plant([0, 1], "r0c0", "conv_light")
-    train_step(population, 0, "cnn")
-    chosen = population.select([1, 1, 0])
-    rows = train_step(chosen, 1, "cnn")
-    return {"batches": torch.stack(rows)} | weights(chosen, 2)
-
-
 class HalfFrozen(BatchNormHost):
     """A host whose first block does not train."""
 
@@ -353,7 +343,6 @@ CASES: dict[str, Callable[[str], Result]] = {
     "batchnorm": lambda executor: whole_life(executor, "batchnorm"),
     "signal": lambda executor: whole_life(executor, "signal"),
     "rollback": rollback,
-    "selection": selection,
     "frozen": frozen,
     "random_layers": random_layers,
     "recovered": recovered,

@@ -68,10 +68,10 @@ def test_networks_and_members_grow_without_torchs_compiler():
     """Its import takes over a second; MACs are the same once it is there."""
     code = """if True:
     import sys, torch
-    from esper.kasmina.tracing import fitting_blueprints, planted_model, trace_model
+    from esper.kasmina.tracing import planted_model, trace_model
     model, x = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)), torch.randn(4, 3)
     trace = trace_model(model, x)
-    network = planted_model(trace, {"r0c0": fitting_blueprints(trace)["r0c0"][0]}, 1)
+    network = planted_model(trace, {"r0c0": trace.fitting["r0c0"][0]}, 1)
     network(x).sum().backward()
     print("esper.kasmina.stacked.network" in sys.modules, end=" ")
     from esper.kasmina import CNNHost, Population

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.kasmina import LifecycleConfig
-from esper.kasmina.lifecycle.alpha import curve_value
+from esper.kasmina.lifecycle.alpha import ramp_alpha
 from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import (
     ALPHA_SPEEDS,
@@ -32,10 +32,17 @@ def alpha(population, member=0, slot=S1) -> float:
     return float(population.lifecycle.alpha_ES[member, slot])
 
 
+def ramped(curve: AlphaCurve, done: int | np.ndarray, total: int) -> np.ndarray:
+    """Alpha after some steps of a ramp from 0 to 1."""
+    steps = np.atleast_1d(done)
+    ends = np.zeros(steps.shape, np.float32), np.ones(steps.shape, np.float32)
+    curves = np.full(steps.shape, curve, dtype=np.int8)
+    return ramp_alpha(*ends, curves, steps, np.full(steps.shape, total))
+
+
 @pytest.mark.parametrize("curve", list(AlphaCurve))
 def test_curves_are_monotone_and_exact_at_both_ends(curve):
-    t = np.linspace(0.0, 1.0, 101)
-    values = curve_value(np.full(101, curve, dtype=np.int8), t)
+    values = ramped(curve, np.arange(101), 100)
     assert values[0] == 0.0
     assert values[-1] == 1.0
     assert (np.diff(values) >= 0).all()
@@ -44,11 +51,9 @@ def test_curves_are_monotone_and_exact_at_both_ends(curve):
 
 
 def test_curves_have_their_closed_form():
-    t = np.array([0.25])
-    codes = {c: np.array([c], dtype=np.int8) for c in AlphaCurve}
-    np.testing.assert_allclose(curve_value(codes[AlphaCurve.LINEAR], t), 0.25)
+    np.testing.assert_allclose(ramped(AlphaCurve.LINEAR, 1, 4), 0.25)
     np.testing.assert_allclose(
-        curve_value(codes[AlphaCurve.COSINE], t), (1 - np.cos(np.pi / 4)) / 2, rtol=1e-6
+        ramped(AlphaCurve.COSINE, 1, 4), (1 - np.cos(np.pi / 4)) / 2, rtol=1e-6
     )
     for curve, k in (
         (AlphaCurve.SIGMOID_6, 6),
@@ -61,7 +66,7 @@ def test_curves_have_their_closed_form():
 
         low, high = sigmoid(-k / 2), sigmoid(k / 2)
         expected = (sigmoid(k * (0.25 - 0.5)) - low) / (high - low)
-        np.testing.assert_allclose(curve_value(codes[curve], t), expected, rtol=1e-5)
+        np.testing.assert_allclose(ramped(curve, 1, 4), expected, rtol=1e-5)
 
 
 def test_a_seed_incubates_in_the_step_after_its_germination():
@@ -116,8 +121,7 @@ def test_first_blend_takes_its_tempo_and_is_monotone(tempo, curve):
     for done in range(1, tempo + 1):
         population.begin_step()
         seen.append(alpha(population))
-        expected = curve_value(np.array([curve], dtype=np.int8), np.array([done / tempo]))
-        np.testing.assert_allclose(seen[-1], expected[0], rtol=1e-6)
+        np.testing.assert_allclose(seen[-1], ramped(curve, done, tempo)[0], rtol=1e-6)
         assert stage(population) is SeedStage.BLENDING
         population.end_step(good_signals(population))
     assert seen[-1] == 1.0

@@ -12,23 +12,18 @@ from hypothesis import strategies as st
 
 from esper.device.packing import ALIGNMENT, PackedArrays
 from esper.kasmina import Population
+from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.rows.padding import (
     RESTLESS_SLACK,
     SHARES,
     SLACK,
     PlanBufferCache,
-    bucket,
-    bucketed,
-    covering,
-    covers,
-    merged,
-    rows_of,
 )
+from esper.kasmina.rows.plan_layout import RowShape
 from esper.kasmina.rows.rows import (
     FROM_INPUT,
-    GroupShape,
     RowPlan,
-    RowShape,
+    RowTable,
     make_plan,
     shape_of,
     training_rows,
@@ -50,83 +45,29 @@ def not_exact():
     torch.use_deterministic_algorithms(before)
 
 
-# ---- the law of buckets -------------------------------------------------------------------
+# ---- shapes -------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 2000), members_counts)
-def test_a_bucket_holds_its_rows_and_wastes_no_more_than_its_law(count, members):
-    size = bucket(count, members)
-    step = max(4, -(-members // SHARES))
-    assert size >= count
-    assert (size == 0) == (count == 0)
-    assert size - count < max(step, 0.25 * count + 2 * step if count > members else 0)
+def tight(table: RowTable, life: Lifecycle) -> RowShape:
+    """The shape that a first plan gets."""
+    return PlanBufferCache().find("train", table, life, True).shape
 
 
-@given(st.integers(0, 1000), members_counts)
-def test_buckets_grow_with_the_count_and_are_buckets_themselves(count, members):
-    size = bucket(count, members)
-    assert bucket(count + 1, members) >= size
-    assert bucket(size, members) == size
-
-
-def test_buckets_of_64_members():
-    sizes = sorted({bucket(count, 64) for count in range(200)})
-    assert sizes == [*range(0, 65, 4), 80, 100, 128, 160, 200]
-    assert sorted({bucket(count, 128) for count in range(20)}) == [0, 4, 8, 16, 24]
-
-
-def shapes(members: int = 16) -> st.SearchStrategy[RowShape]:
-    group = st.builds(
-        lambda kind, rows, styles: GroupShape(kind, rows, frozenset(styles)),
-        st.integers(0, 2),
-        st.integers(1, 20),
-        st.sets(st.sampled_from(list(BlendStyle)), min_size=1),
-    )
-    groups = st.lists(group, max_size=3, unique_by=lambda g: g.blueprint).map(tuple)
-    return st.builds(
-        lambda pairs: RowShape(
-            members, tuple(b if g else 0 for b, g in pairs), tuple(g for _, g in pairs)
-        ),
-        st.lists(st.tuples(st.integers(0, 12), groups), min_size=3, max_size=3),
-    )
-
-
-@given(shapes())
-def test_a_bucketed_shape_covers_what_it_was_made_for(need):
-    room = bucketed(need)
-    assert covers(room, need)
-    assert rows_of(room) >= rows_of(need)
-    if need.first_live is not None:
-        live = need.first_live
-        assert room.begin_S[live] > need.begin_S[live], "a row of padding where seeds are live"
-
-
-@given(shapes(), shapes())
-def test_covering_is_a_matter_of_every_count(room, need):
-    kinds = [{g.blueprint: g for g in at} for at in room.groups_S]
-    fits = all(
-        g.blueprint in kinds[s]
-        and kinds[s][g.blueprint].rows >= g.rows
-        and kinds[s][g.blueprint].present >= g.present
-        for s, at in enumerate(need.groups_S)
-        for g in at
-    ) and all(
-        there >= wanted + (s == room.first_live)
-        for s, (there, wanted) in enumerate(zip(room.begin_S, need.begin_S, strict=True))
-    )
-    assert covers(room, need) == fits
-
-
-@given(shapes(), shapes())
-def test_merged_room_takes_what_either_takes(one, other):
-    left, right = bucketed(one), bucketed(other)
-    both = merged(left, right)
-    assert both == merged(right, left)
-    assert rows_of(both) >= max(rows_of(left), rows_of(right))
-    assert rows_of(both) <= rows_of(left) + rows_of(right)
-    assert merged(both, left) == both
-    assert covers(both, one)
-    assert covers(both, other)
+@pytest.mark.parametrize("members", [3, 64, 200])
+def test_a_room_wastes_no_more_than_its_law(members):
+    population = make_population(members)
+    life, fewest = population.lifecycle, -(-members // SHARES)
+    for seeds in range(0, members, max(1, members // 9)):
+        life.reset()
+        if seeds:
+            life.germinate(np.arange(seeds), 1, 0)
+            life.begin_step()
+        table = training_rows(life)
+        need, room = shape_of(table, life), tight(table, life)
+        assert room.covers(need)
+        assert room.total - need.total <= 2 * max(4, fewest) + 1, "a row of padding, two buckets"
+        if seeds:
+            assert room.begin_S[1] > need.begin_S[1], "a row of padding where seeds are live"
 
 
 def test_growth_that_changes_at_every_step_soon_finds_its_room():
@@ -142,8 +83,8 @@ def test_growth_that_changes_at_every_step_soon_finds_its_room():
         life.begin_step()
         table = training_rows(life)
         room = rooms.find("train", table, life, True)
-        assert covers(room.shape, shape_of(table, life))
-        wasted.append(rows_of(room.shape) / rows_of(bucketed(shape_of(table, life))))
+        assert room.shape.covers(shape_of(table, life))
+        wasted.append(room.shape.total / tight(table, life).total)
         found.append(id(room))
     assert max(wasted) <= RESTLESS_SLACK
     assert len(set(found)) <= 15
@@ -162,17 +103,10 @@ def test_a_population_that_comes_to_rest_gets_a_tight_room_again():
         rooms.find("train", training_rows(life), life, True)
     table = training_rows(life)
     wasted = [
-        rows_of(rooms.find("train", table, life, True).shape)
-        / rows_of(bucketed(shape_of(table, life)))
+        rooms.find("train", table, life, True).shape.total / tight(table, life).total
         for _ in range(150)
     ]
     assert wasted[-1] <= SLACK
-
-
-@given(st.lists(shapes(), min_size=1, max_size=4))
-def test_a_covering_shape_has_room_to_spare_for_each(needs):
-    room = covering([bucketed(need) for need in needs])
-    assert all(covers(room, need) for need in needs)
 
 
 def test_room_that_is_there_is_taken_until_it_wastes_too_much():
@@ -183,10 +117,10 @@ def test_room_that_is_there_is_taken_until_it_wastes_too_much():
     population.prune(0, "r0c1")
     population.prune(1, "r0c1")
     life = population.lifecycle
-    need = shape_of(training_rows(life), life)
-    assert bucketed(need) != large.shape
+    exact = tight(training_rows(life), life)
+    assert exact != large.shape
     again = rooms.find("train", training_rows(life), life, True)
-    fits = rows_of(large.shape) <= SLACK * rows_of(bucketed(need))
+    fits = large.shape.total <= SLACK * exact.total
     assert (again is large) == fits
     assert rooms.find("rows", training_rows(life), life, True) is not again, "one use, one room"
 
@@ -206,7 +140,7 @@ def test_under_exact_a_room_follows_from_its_table_alone():
         torch.use_deterministic_algorithms(True)
         shapes.append(rooms.find("train", training_rows(later), later, True).shape)
         torch.use_deterministic_algorithms(False)
-    assert shapes[0] == shapes[1] == bucketed(shape_of(training_rows(later), later))
+    assert shapes[0] == shapes[1] == tight(training_rows(later), later)
 
 
 def test_rooms_used_least_recently_go():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.kasmina.lifecycle.lifecycle import Lifecycle, LifecycleConfig
-from esper.kasmina.rows.padding import PlanBufferCache, covers
+from esper.kasmina.rows.padding import PlanBufferCache
 from esper.kasmina.rows.rows import shape_of, training_rows
 from esper.leyline.stages import SeedStage
 
@@ -42,7 +42,7 @@ def test_a_round_that_starts_over_takes_the_room_of_earlier_ones():
         for _ in range(12):
             grow(life, rng)
             table = training_rows(life)
-            assert covers(rooms.find("train", table, life, True).shape, shape_of(table, life))
+            assert rooms.find("train", table, life, True).shape.covers(shape_of(table, life))
         new.append(len(rooms) - before)
     assert new[0] > 3
     assert sum(new[2:]) <= 2

@@ -9,13 +9,8 @@ import torch
 
 from esper.device.memory import free_bytes
 from esper.tasks.registry import get_task_spec
-from esper.tolaria import EngineConfig, VectorizedEngine
-from esper.tolaria.memory_check import (
-    history_bytes,
-    input_bytes,
-    permutation_bytes,
-    require_memory,
-)
+from esper.tolaria import EngineConfig, VectorizedEngine, memory_check
+from esper.tolaria.memory_check import input_bytes, require_memory
 from support import refused
 
 CPU = torch.device("cpu")
@@ -54,7 +49,7 @@ def test_an_engine_asks_before_it_builds(data):
     assert "out of memory" in refused(lambda: VectorizedEngine(spec, config, data=data))
 
 
-def test_no_more_is_counted_than_an_engine_holds(data):
+def test_no_more_is_counted_than_an_engine_holds(data, monkeypatch):
     """What is counted as a lower bound is there, byte for byte, in an engine that runs."""
     spec = replace(SPEC, batch_size=16, batches_per_step=2, episode_length=5)
     engine = VectorizedEngine(spec, EngineConfig(members=3, device="cpu"), data=data)
@@ -62,8 +57,12 @@ def test_no_more_is_counted_than_an_engine_holds(data):
     order_EMB = batches._make_order(0, 2)
     x, _ = next(batches.step(0))
     held = x.nbytes + batches._all_rows_EB.nbytes
-    assert input_bytes(spec, 3) <= held
-    epoch = batches._epochs[0]
-    assert permutation_bytes(spec, data, 3) == 2 * epoch.nbytes + order_EMB.nbytes
     histories = [value for value in vars(episode).values() if getattr(value, "ndim", 0) == 2]
-    assert history_bytes(spec, 3) == sum(history.nbytes for history in histories)
+    exact = 2 * batches._epochs[0].nbytes + order_EMB.nbytes + sum(h.nbytes for h in histories)
+    assert input_bytes(spec, 3) <= held
+    needed = exact + input_bytes(spec, 3)
+    monkeypatch.setattr(memory_check, "_ALWAYS_ALLOWED", 0)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda _: needed)
+    require_memory(spec, data, 3, CPU)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda _: needed - 1)
+    assert "out of memory" in refused(lambda: require_memory(spec, data, 3, CPU))

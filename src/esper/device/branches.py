@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-MOST: Final = 8
+MAX_STREAMS: Final = 8
 """Streams of a lane beside the current one; further branches share them."""
 
 
@@ -49,7 +49,7 @@ class Branches:
         """Return what `work` computes; `reads`: tensors of this pass that it reads."""
         if self._main is None:
             return work()
-        side = _stream(self._device, self._lane * MOST + len(self._used) % MOST)
+        side = _stream(self._device, self._lane * MAX_STREAMS + len(self._used) % MAX_STREAMS)
         self._used.append(side)
         side.wait_stream(self._main)
         for tensor in reads:

@@ -16,6 +16,7 @@ from esper.growing.parts import GrowPart, Inputs
 from esper.growing.settings import GrowSettings
 from esper.growing.streams import StreamSource
 from esper.kasmina.layers.initialisation import build
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.tracing import HostTrace, trace_model
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import user_callback
@@ -51,7 +52,8 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     trace = limit_blueprints(trace, settings.blueprints)
     host = trace.factory().eval()
     with torch.no_grad():
-        outputs = host(trace.inputs.pack(example.inputs))
+        values = [value.clone() for value in trace.inputs.values(example.inputs)]
+        outputs = trace.inputs.call(host, values)  # copies: a model may write over them
     loss, shape = settings.loss, tuple(outputs.shape[1:])
     weighted = data.sample.weights is not None
     if weighted:
@@ -94,17 +96,13 @@ def _try_model(model: Model, inputs: Inputs) -> None:
     if not isinstance(inputs, Tensor):
         return  # tracing decides how several inputs are passed
     base = model if isinstance(model, nn.Module) else build(model, 0, "model")
-    modes = {part: part.training for part in base.modules()}
-    with user_callback(f"model {type(base).__name__} fails"), torch.no_grad():
+    failing = user_callback(f"model {type(base).__name__} fails")
+    with failing, in_mode(base, training=False), torch.no_grad():
         try:
-            base.eval()
             device = next((p.device for p in base.parameters()), torch.device("cpu"))
             base(inputs.to(device))
         except Exception as error:  # whatever a user's model raises
             raise model_failure(error, base, inputs) from error
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
 
 
 def limit_blueprints(trace: HostTrace, blueprints: Sequence[str] | None) -> HostTrace:

@@ -51,7 +51,7 @@ class RayWorkers:
         connect(settings)
         try:
             require_resources(self._resources)
-            self._mailbox = ray.remote(num_cpus=0, max_restarts=-1)(Mailbox).remote()
+            self._mailbox = ray.remote(num_cpus=0, max_restarts=-1)(_Mailbox).remote()
         except BaseException:
             ray.shutdown()
             raise
@@ -177,7 +177,7 @@ def death(error: RayError) -> Failed | Died:
 # ---- in the cluster ----------------------------------------------------------------------------
 
 
-class Mailbox:
+class _Mailbox:
     """Actor that holds messages until the command takes them."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ OnStep = Callable[[StepDone], None]
 Say = Callable[[str], None]
 
 
-class JobSource(Protocol[J, R_contra]):
+class _JobSource(Protocol[J, R_contra]):
     """The jobs of a run; called in the command alone."""
 
     @property
@@ -100,7 +100,7 @@ class Workers(Protocol):
 
 def run_jobs(
     make: Callable[[], Worker[J, R]],
-    source: JobSource[J, R],
+    source: _JobSource[J, R],
     settings: JobSettings,
     on_step: OnStep | None = None,
     say: Say | None = None,
@@ -125,15 +125,15 @@ def _open(make: Callable[[], Any], count: int, settings: JobSettings) -> Workers
     if settings.on == LOCAL:
         from esper.jobs.processes import ProcessWorkers
 
-        return ProcessWorkers(make, count, threads_of_job(settings))
+        return ProcessWorkers(make, count, _threads_of_job(settings))
     if settings.address is not None:
         send_token()  # before Ray is imported: it reads its settings then
     from esper.jobs.ray_workers import RayWorkers
 
-    return RayWorkers(make, count, threads_of_job(settings), settings)
+    return RayWorkers(make, count, _threads_of_job(settings), settings)
 
 
-def threads_of_job(settings: JobSettings) -> int:
+def _threads_of_job(settings: JobSettings) -> int:
     """Threads of torch in a worker: OMP_NUM_THREADS, else its share of the processor."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     if given.isdecimal() and int(given) > 0:
@@ -153,7 +153,7 @@ class _Inline(Generic[J]):
     """Channel of a job in this process."""
 
     job: J
-    source: JobSource[J, Any]
+    source: _JobSource[J, Any]
     on_step: OnStep | None
 
     def send(self, message: StepDone) -> None:
@@ -164,7 +164,7 @@ class _Inline(Generic[J]):
         return self.source.answer(self.job, question)
 
 
-def _run_inline(worker: Worker[J, R], source: JobSource[J, R], on_step: OnStep | None) -> None:
+def _run_inline(worker: Worker[J, R], source: _JobSource[J, R], on_step: OnStep | None) -> None:
     while (job := source.next()) is not None:
         source.keep(job, worker.do(job, Reporter(_Inline(job, source, on_step))))
 
@@ -183,7 +183,7 @@ class _Run(Generic[J, R]):
 
     def __init__(
         self,
-        source: JobSource[J, R],
+        source: _JobSource[J, R],
         workers: Workers,
         settings: JobSettings,
         on_step: OnStep | None,

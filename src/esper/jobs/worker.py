@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from esper.jobs.messages import StepDone
-from esper.leyline.payloads import SlotPayload
-from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.protocols import EngineListener
+from esper.leyline.records import StepRecord
 
 J_contra = TypeVar("J_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
@@ -25,7 +25,7 @@ class Channel(Protocol):
         ...
 
 
-class Reporter:
+class Reporter(EngineListener):
     """Engine listener that sends each step to the command."""
 
     def __init__(self, channel: Channel) -> None:
@@ -43,15 +43,6 @@ class Reporter:
         seeds = float((record.signals.slots.blueprint_ES >= 0).sum()) / len(score_E)
         score = float(score_E.mean())
         self._channel.send(StepDone(self._label, self._work, accuracy_E, score, seeds))
-
-    def on_round_start(self, round_index: int, members: int) -> None:
-        """No-op: steps are counted."""
-
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """No-op."""
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """No-op."""
 
 
 class Worker(Protocol[J_contra, R_co]):

@@ -59,7 +59,6 @@ from esper.kasmina.rows.rows import (
 )
 from esper.kasmina.saving.population_config import PopulationConfig as PopulationConfig
 from esper.kasmina.saving.saving import load_population, save_population
-from esper.kasmina.saving.selection import copy_members
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.training.losses import (
     RowLoss,
@@ -92,7 +91,7 @@ COUNTING_LANE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class EvalBatch:
+class _EvalBatch:
     """Results of one validation batch per row; device tensors, not synchronised."""
 
     loss_R: Tensor
@@ -128,7 +127,6 @@ class Population:
         self.loss = loss
         self.count_correct: RowLoss = count_correct
         """Correct predictions of each row, for the train accuracy."""
-        self._host_factory = host_factory
         self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device, shards)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
         self.choice: ExecutorChoice | None = None
@@ -183,18 +181,6 @@ class Population:
         self.lifecycle.reset()
         self.trainer.reset()
         self._draw_hosts()
-
-    def select(self, members: IntLike) -> Population:
-        """Return a population of these members, which continue as they would have here.
-
-        A member given several times is copied: the copies are alike until they are told apart.
-        """
-        chosen = self._members(members)
-        kind = (self._host_factory, self.slots, self.blueprints, len(chosen))
-        population = Population(*kind, self.seed, self.device, self.config, self.loss)
-        population.count_correct = self.count_correct
-        copy_members(self, population, chosen)
-        return population
 
     def _draw_hosts(self) -> None:
         everyone = np.arange(self.members)
@@ -258,14 +244,14 @@ class Population:
         target: Tensor,
         rows: npt.ArrayLike | RowTable | RowPlan | None = None,
         alpha_RS: npt.ArrayLike | None = None,
-    ) -> EvalBatch:
+    ) -> _EvalBatch:
         """Return loss and correct predictions of rows on a batch, in eval mode."""
         with torch.no_grad():
             plan = self._plan_for(rows, alpha_RS)
             self._check_batch(x, target)
             logits = self._run(x, plan, training=False)
             target_R = row_targets(target, plan.member_R, plan.table.rows)
-            return EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
+            return _EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
 
     def train_batch(
         self, x: Tensor, target: Tensor, scaler: MemberScaler | None = None

@@ -122,24 +122,24 @@ class EngineListener(Protocol):
     """Callbacks of the engine; simic implements them with the telemetry emitters.
 
     Called on the training thread, so methods must be fast. They receive host arrays, must not
-    modify them, and must not use the device.
+    modify them, and must not use the device. A subclass leaves out what it does not need.
     """
 
     def on_round_start(self, round_index: int, members: int) -> None:
         """Before the first step of a round."""
-        ...
+        return
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
         """After slots changed or gates were evaluated; once per step and payload type."""
-        ...
+        return
 
     def on_step(self, record: StepRecord) -> None:
         """At the end of each step, after `store`."""
-        ...
+        return
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """After the last step of a round, before `update`."""
-        ...
+        return
 
 
 @runtime_checkable

@@ -126,14 +126,14 @@ class AshaPolicy(ScriptedPolicy):
         searched_E = np.zeros(shape[0], dtype=np.bool_)
         for host in np.unique(self.host_E):
             at = np.flatnonzero(self.host_E == host)
-            drawn = draw_topologies(obs, int(at[0]), len(at), self.seed, int(host))
+            drawn = _draw_topologies(obs, int(at[0]), len(at), self.seed, int(host))
             at = at[: len(drawn)]
             topology_ES[at], searched_E[at] = drawn, True
         return AshaState(topology_ES, searched_E, searched_E.copy())
 
     def _winners(self, obs: TrainingSignals, running_E: Bools) -> Bools:
         """`[E]`: the better half of each host's running members; ties go to the first."""
-        value_E = np.where(running_E, ranking_value(obs, self.equal_compute), -np.inf)
+        value_E = np.where(running_E, _ranking_value(obs, self.equal_compute), -np.inf)
         value_E = np.where(np.isnan(value_E), -np.inf, value_E)
         order_E = np.lexsort((-value_E, ~running_E, self.host_E))
         first_of_host_E = np.searchsorted(self.host_E[order_E], self.host_E[order_E])
@@ -144,7 +144,7 @@ class AshaPolicy(ScriptedPolicy):
         return np.asarray(running_E & (rank_E < kept_E))
 
 
-def ranking_value(obs: TrainingSignals, equal_compute: bool) -> Doubles:
+def _ranking_value(obs: TrainingSignals, equal_compute: bool) -> Doubles:
     """`[E]`: validation accuracy minus the rent at the member's price, at the end of training."""
     context = obs.context
     extra_E = np.zeros_like(context.cost_E) if equal_compute else context.cost_E - 1.0
@@ -155,7 +155,7 @@ def ranking_value(obs: TrainingSignals, equal_compute: bool) -> Doubles:
 # ---- topologies --------------------------------------------------------------------------------
 
 
-def draw_topologies(obs: TrainingSignals, member: int, count: int, seed: int, host: int) -> Ints:
+def _draw_topologies(obs: TrainingSignals, member: int, count: int, seed: int, host: int) -> Ints:
     """Up to `count` distinct topologies `[N, S]` of a host, within the caps of `member`."""
     context, candidates = obs.context, obs.candidates
     sizes_SKC = np.stack([candidates.params_SK, candidates.macs_SK], axis=-1)

@@ -140,7 +140,7 @@ class RandomPolicy(StatelessPolicy):
         chance_EA = np.ones((members, len(ActionHead)), dtype=np.float64)
         for head in ActionHead:  # in sampling order: later masks depend on earlier choices
             legal_EC = _legal_choices(masks, head, choice_EA)
-            choice_EA[:, head], chance_EA[:, head] = sample_legal(legal_EC, uniform_EA[:, head])
+            choice_EA[:, head], chance_EA[:, head] = _sample_legal(legal_EC, uniform_EA[:, head])
         used_EA = HEAD_USED_OA[choice_EA[:, ActionHead.OP]]
         operations_E1 = masks.op_EO.sum(axis=1, keepdims=True)
         decision = PolicyDecision(
@@ -173,10 +173,10 @@ def _legal_choices(masks: ActionMasks, head: ActionHead, choice_EA: Ints) -> Boo
     return np.broadcast_to(mask_C, (members, len(mask_C)))
 
 
-def sample_legal(legal_EC: Bools, uniform_E: Doubles) -> tuple[Ints, Doubles]:
+def _sample_legal(legal_EC: Bools, uniform_E: Doubles) -> tuple[Ints, Doubles]:
     """Sample a legal choice per row; returns it and its probability (0 and 1 if none is legal).
 
-    >>> sample_legal(np.array([[False, True, True], [False, False, False]]), np.array([0.9, 0.9]))
+    >>> _sample_legal(np.array([[False, True, True], [False, False, False]]), np.array([0.9, 0.9]))
     (array([2, 0]), array([0.5, 1. ]))
     """
     count_E = legal_EC.sum(axis=1)

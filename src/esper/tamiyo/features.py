@@ -50,7 +50,7 @@ _Unit = Callable[[TrainingSignals, npt.ArrayLike], Doubles]
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class _Feature:
     """Name of a feature and how to compute it."""
 
     name: str
@@ -80,7 +80,7 @@ def batch_signals_to_features(signals: TrainingSignals) -> Observation:
 class _Columns:
     """A table of features, sorted by scale, so that each scale is one range of rows."""
 
-    def __init__(self, table: tuple[Feature, ...]) -> None:
+    def __init__(self, table: tuple[_Feature, ...]) -> None:
         scales, units = ([*dict.fromkeys(getattr(f, key) for f in table)] for key in _KINDS)
         ordered = sorted(table, key=lambda f: (scales.index(f.scale), units.index(f.unit)))
         self._readers = tuple(feature.read for feature in ordered)
@@ -115,7 +115,7 @@ class _Columns:
 _KINDS: Final = ("scale", "unit")
 
 
-def _runs(features: list[Feature], kind: str) -> list[tuple[Any, slice]]:
+def _runs(features: list[_Feature], kind: str) -> list[tuple[Any, slice]]:
     """Ranges of consecutive features with the same scale or unit."""
     runs, begin = [], 0
     for value, run in groupby(features, attrgetter(kind)):
@@ -182,13 +182,13 @@ def _above_chance(s: TrainingSignals, accuracy: npt.ArrayLike) -> Doubles:
     return (np.asarray(accuracy, dtype=np.float64) - chance) / max(1.0 - chance, MIN_SIZE)
 
 
-def _history_deltas(name: str, unit: _Unit, scale: _Scale) -> list[Feature]:
+def _history_deltas(name: str, unit: _Unit, scale: _Scale) -> list[_Feature]:
     """Past values of a metric minus the current one; 0 before the start of the episode."""
     history = attrgetter(f"{name}_history_EL")
 
-    def ago(steps: int) -> Feature:
+    def ago(steps: int) -> _Feature:
         title = f"{name}_{steps}_steps_ago"
-        return Feature(title, lambda s: history(s)[:, -1 - steps], scale, unit, minus=name)
+        return _Feature(title, lambda s: history(s)[:, -1 - steps], scale, unit, minus=name)
 
     return [ago(steps) for steps in range(HISTORY_LENGTH - 1, 0, -1)]
 
@@ -211,30 +211,30 @@ def _accuracy_gap(s: TrainingSignals) -> Doubles:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def _size(name: str, field: str) -> Feature:
+def _size(name: str, field: str) -> _Feature:
     """Symlog of a field of the signals, or of a part of them."""
-    return Feature(name, attrgetter(field), symlog)
+    return _Feature(name, attrgetter(field), symlog)
 
 
-def _share(name: str, field: str) -> Feature:
+def _share(name: str, field: str) -> _Feature:
     """Field of the signals, or of a part of them, clipped to [-1, 1]."""
-    return Feature(name, attrgetter(field), share)
+    return _Feature(name, attrgetter(field), share)
 
 
-def _known(name: str, field: str) -> Feature:
-    return Feature(name, attrgetter(field), known)
+def _known(name: str, field: str) -> _Feature:
+    return _Feature(name, attrgetter(field), known)
 
 
-def _log(name: str, field: str) -> Feature:
-    return Feature(name, attrgetter(field), log)
+def _log(name: str, field: str) -> _Feature:
+    return _Feature(name, attrgetter(field), log)
 
 
-def _loss(name: str, field: str) -> Feature:
-    return Feature(name, attrgetter(field), symlog, _over_chance)
+def _loss(name: str, field: str) -> _Feature:
+    return _Feature(name, attrgetter(field), symlog, _over_chance)
 
 
-def _accuracy(name: str, field: str) -> Feature:
-    return Feature(name, attrgetter(field), share, _above_chance)
+def _accuracy(name: str, field: str) -> _Feature:
+    return _Feature(name, attrgetter(field), share, _above_chance)
 
 
 def _accuracy_slope(s: TrainingSignals) -> Doubles:
@@ -242,31 +242,31 @@ def _accuracy_slope(s: TrainingSignals) -> Doubles:
     return slope_E / max(1.0 - s.context.chance_accuracy, MIN_SIZE)
 
 
-def _price(name: str, constant: str) -> Feature:
+def _price(name: str, constant: str) -> _Feature:
     """Log of the price the member pays: a constant of the task times the member's factor."""
     price = attrgetter(f"context.constants.{constant}")
-    return Feature(name, lambda s: s.context.price_E * price(s), log)
+    return _Feature(name, lambda s: s.context.price_E * price(s), log)
 
 
-def _cap_left(kind: str) -> Feature:
+def _cap_left(kind: str) -> _Feature:
     """Share of the cap that is not reserved; 1 without a cap."""
     reserved, cap = attrgetter(f"context.reserved_{kind}_E"), attrgetter(f"context.{kind}_cap_E")
-    return Feature(f"{kind}_cap_left", lambda s: 1.0 - reserved(s) / cap(s), share)
+    return _Feature(f"{kind}_cap_left", lambda s: 1.0 - reserved(s) / cap(s), share)
 
 
-def _stage(stage: SeedStage) -> Feature:
+def _stage(stage: SeedStage) -> _Feature:
     name, code = f"stage_{stage.name.lower()}", int(stage)
-    return Feature(name, lambda s: s.slots.stage_ES == code)
+    return _Feature(name, lambda s: s.slots.stage_ES == code)
 
 
-def _style(style: BlendStyle) -> Feature:
+def _style(style: BlendStyle) -> _Feature:
     code = int(style)
 
     def read(s: TrainingSignals) -> _Values:
         occupied_ES = s.slots.blueprint_ES != NO_BLUEPRINT
         return np.asarray((s.slots.style_ES == code) & occupied_ES)
 
-    return Feature(f"style_{style.name.lower()}", read)
+    return _Feature(f"style_{style.name.lower()}", read)
 
 
 def _direction(s: TrainingSignals) -> _Values:
@@ -287,9 +287,9 @@ def _steps_left(s: TrainingSignals) -> int:
     return s.episode_length - (0 if s.planning else s.step + 1)
 
 
-def _last_op(op: LifecycleOp) -> Feature:
+def _last_op(op: LifecycleOp) -> _Feature:
     code = int(op)
-    return Feature(f"last_{op.name.lower()}", lambda s: s.last_op_E == code)
+    return _Feature(f"last_{op.name.lower()}", lambda s: s.last_op_E == code)
 
 
 def _acted_on(s: TrainingSignals) -> _Values:
@@ -302,13 +302,13 @@ def _planned(s: TrainingSignals) -> _Values:
     return np.asarray(np.arange(s.slots.stage_ES.shape[1]) == s.plan_slot)
 
 
-def _candidate_over_host(kind: str) -> Feature:
+def _candidate_over_host(kind: str) -> _Feature:
     """Log of a candidate's parameters or MACs over the host's."""
     host, size_SK = attrgetter(f"context.host_{kind}"), attrgetter(f"candidates.{kind}_SK")
-    return Feature(f"candidate_{kind}", lambda s: size_SK(s) / max(host(s), 1), log)
+    return _Feature(f"candidate_{kind}", lambda s: size_SK(s) / max(host(s), 1), log)
 
 
-def _fits_cap(kind: str) -> Feature:
+def _fits_cap(kind: str) -> _Feature:
     reserved, cap = attrgetter(f"context.reserved_{kind}_E"), attrgetter(f"context.{kind}_cap_E")
     needed_SK = attrgetter(f"candidates.{kind}_SK")
 
@@ -316,16 +316,16 @@ def _fits_cap(kind: str) -> Feature:
         left_E = cap(s) - reserved(s)
         return np.asarray(needed_SK(s) <= left_E[:, None, None])
 
-    return Feature(f"candidate_fits_{kind}_cap", read)
+    return _Feature(f"candidate_fits_{kind}_cap", read)
 
 
 UNSEEN_STAGES: Final = frozenset({SeedStage.GERMINATED})
 """Stages that no policy observes: a seed germinated by an action trains from the next step on."""
 
-GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
-    Feature("progress", lambda s: 0.0 if s.planning else s.progress, share),
-    Feature("steps_left", _steps_left, symlog),
-    Feature("planning", lambda s: float(s.planning)),
+GLOBAL_FEATURES: Final[tuple[_Feature, ...]] = (
+    _Feature("progress", lambda s: 0.0 if s.planning else s.progress, share),
+    _Feature("steps_left", _steps_left, symlog),
+    _Feature("planning", lambda s: float(s.planning)),
     # context
     _price("price_params", "c_p"),
     _price("price_macs", "c_m"),
@@ -351,15 +351,15 @@ GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
     _accuracy("train_accuracy", "train_accuracy_E"),
     _known("train_accuracy_known", "train_accuracy_E"),
     _accuracy("val_accuracy", "val_accuracy_E"),
-    Feature("loss_gap", _loss_gap, symlog),
-    Feature("accuracy_gap", _accuracy_gap, share),
+    _Feature("loss_gap", _loss_gap, symlog),
+    _Feature("accuracy_gap", _accuracy_gap, share),
     *_history_deltas("train_loss", _over_chance, symlog),
     *_history_deltas("val_loss", _over_chance, symlog),
     *_history_deltas("val_accuracy", _above_chance, share),
-    Feature("history_known", _history_known),
+    _Feature("history_known", _history_known),
     _loss("train_loss_slope", "train_loss_slope_E"),
     _loss("val_loss_slope", "val_loss_slope_E"),
-    Feature("val_accuracy_slope", _accuracy_slope, share),
+    _Feature("val_accuracy_slope", _accuracy_slope, share),
     _size("plateau_steps", "plateau_steps_E"),
     _share("plateaued", "plateaued_E"),
     _share("stabilised", "stabilised_E"),
@@ -375,14 +375,14 @@ GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
 )
 """Features of a member."""
 
-SLOT_FEATURES: Final[tuple[Feature, ...]] = (
+SLOT_FEATURES: Final[tuple[_Feature, ...]] = (
     *(_stage(stage) for stage in SeedStage if stage not in UNSEEN_STAGES),
-    Feature("closed", attrgetter("slots.closed_ES")),
-    Feature("planned_now", _planned),
+    _Feature("closed", attrgetter("slots.closed_ES")),
+    _Feature("planned_now", _planned),
     *(_style(style) for style in BlendStyle),
     _share("alpha", "slots.alpha_ES"),
     _share("alpha_target", "slots.alpha_target_ES"),
-    Feature("alpha_direction", _direction),
+    _Feature("alpha_direction", _direction),
     _size("ramp_steps_left", "slots.ramp_steps_left_ES"),
     _size("steps_in_stage", "slots.steps_in_stage_ES"),
     _size("age", "slots.age_ES"),
@@ -393,7 +393,7 @@ SLOT_FEATURES: Final[tuple[Feature, ...]] = (
     _share("contribution", "slots.contribution_ES"),
     _known("contribution_known", "slots.contribution_ES"),
     _share("contribution_error", "slots.contribution_se_ES"),
-    Feature("contribution_significance", _significance, symlog),
+    _Feature("contribution_significance", _significance, symlog),
     _size("contribution_age", "contribution_age_ES"),
     _share("contribution_velocity", "contribution_velocity_ES"),
     _share("shapley", "shapley_ES"),
@@ -408,11 +408,11 @@ SLOT_FEATURES: Final[tuple[Feature, ...]] = (
     _size("channels", "channels_S"),
     _share("depth", "depth_S"),
     _size("resolution", "resolution_S"),
-    Feature("acted_on_last", _acted_on),
+    _Feature("acted_on_last", _acted_on),
 )
 """Features of a slot; the network adds the descriptor of the blueprint it holds."""
 
-CANDIDATE_FEATURES: Final[tuple[Feature, ...]] = (
+CANDIDATE_FEATURES: Final[tuple[_Feature, ...]] = (
     _candidate_over_host("params"),
     _candidate_over_host("macs"),
     _size("candidate_rent", "candidates.rent_ESK"),
@@ -427,7 +427,7 @@ CANDIDATE_FEATURES: Final[tuple[Feature, ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureNames:
+class _FeatureNames:
     """Feature names, in column order."""
 
     whole: tuple[str, ...]
@@ -438,7 +438,7 @@ class FeatureNames:
     """Names of the D features of a candidate."""
 
 
-FEATURE_NAMES: Final = FeatureNames(
+FEATURE_NAMES: Final = _FeatureNames(
     whole=tuple(feature.name for feature in GLOBAL_FEATURES),
     slot=tuple(feature.name for feature in SLOT_FEATURES),
     candidate=tuple(feature.name for feature in CANDIDATE_FEATURES),

@@ -126,7 +126,7 @@ class HeuristicConfig:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HeuristicState(ArrayStruct):
+class _HeuristicState(ArrayStruct):
     """Policy state of each member. S and K are 0 until the first `act`."""
 
     embargo_ES: Ints
@@ -139,7 +139,7 @@ class HeuristicState(ArrayStruct):
     """Steps in a row at which a planted seed contributed less than its rent."""
 
     @classmethod
-    def fresh(cls, members: int, slots: int, blueprints: int) -> HeuristicState:
+    def fresh(cls, members: int, slots: int, blueprints: int) -> _HeuristicState:
         """Return the state at the start of an episode."""
         return cls(
             embargo_ES=np.zeros((members, slots), dtype=np.int64),
@@ -148,7 +148,7 @@ class HeuristicState(ArrayStruct):
             below_rent_ES=np.zeros((members, slots), dtype=np.int64),
         )
 
-    def reset(self, reset_E: Bools) -> HeuristicState:
+    def reset(self, reset_E: Bools) -> _HeuristicState:
         """Return a copy with the masked rows set to 0, the initial value of all fields."""
         fresh = {f.name: getattr(self, f.name).copy() for f in fields(self)}
         for array in fresh.values():
@@ -171,18 +171,18 @@ class HeuristicPolicy(ScriptedPolicy):
         super().__init__(reward)
         self.config = config or HeuristicConfig()
 
-    def initial_state(self, members: int) -> HeuristicState:
+    def initial_state(self, members: int) -> _HeuristicState:
         """Return the state at the start of an episode."""
-        return HeuristicState.fresh(members, 0, 0)
+        return _HeuristicState.fresh(members, 0, 0)
 
-    def reset_state(self, policy_state: HeuristicState, reset_E: Bools) -> HeuristicState:
+    def reset_state(self, policy_state: _HeuristicState, reset_E: Bools) -> _HeuristicState:
         """Clear embargoes and penalties of the reset members."""
         require_mask(reset_E, len(policy_state.next_E))
         return policy_state.reset(reset_E)
 
     def act(
-        self, obs: TrainingSignals, masks: ActionMasks, policy_state: HeuristicState
-    ) -> tuple[PolicyDecision, HeuristicState]:
+        self, obs: TrainingSignals, masks: ActionMasks, policy_state: _HeuristicState
+    ) -> tuple[PolicyDecision, _HeuristicState]:
         """Return the action of each member, and the updated state."""
         members, (slots, blueprints) = len(masks.op_EO), masks.blueprint_ESK.shape[1:]
         order_K = self._order(obs.slots.blueprints)
@@ -233,7 +233,7 @@ class HeuristicPolicy(ScriptedPolicy):
         return plan_actions(obs, masks, wanted_ES)
 
     def _planted_to_drop(
-        self, obs: TrainingSignals, masks: ActionMasks, state: HeuristicState
+        self, obs: TrainingSignals, masks: ActionMasks, state: _HeuristicState
     ) -> Bools:
         """`[E, S]`: planted seeds past probation whose contribution stays below their rent."""
         slots, config = obs.slots, self.config
@@ -249,7 +249,7 @@ class HeuristicPolicy(ScriptedPolicy):
         """
         config, context = self.config, obs.context
         left = obs.episode_length - 1 - obs.step
-        slope_E = obs.val_accuracy_slope_E + config.stop_errors * slope_error(
+        slope_E = obs.val_accuracy_slope_E + config.stop_errors * _slope_error(
             obs.val_accuracy_history_EL
         )
         compute_left_E = context.budget * (1.0 - context.spent_E)
@@ -282,7 +282,7 @@ class HeuristicPolicy(ScriptedPolicy):
         return np.asarray(keep_ES), np.asarray(drop_ES & legal_slots(masks, LifecycleOp.PRUNE))
 
     def _germination_slots(
-        self, obs: TrainingSignals, masks: ActionMasks, state: HeuristicState, order_K: Ints
+        self, obs: TrainingSignals, masks: ActionMasks, state: _HeuristicState, order_K: Ints
     ) -> Bools:
         """`[E, S]`: slots in which to germinate now."""
         triggered_E = {
@@ -300,7 +300,7 @@ class HeuristicPolicy(ScriptedPolicy):
         return np.asarray(open_ES & (triggered_E & below_limit_E & in_time)[:, None])
 
     def _next_blueprint(
-        self, fits_EK: Bools, state: HeuristicState, order_K: Ints
+        self, fits_EK: Bools, state: _HeuristicState, order_K: Ints
     ) -> tuple[Ints, Ints]:
         """Return the next blueprint index `[E]` that fits, and its position in the order.
 
@@ -329,8 +329,8 @@ class HeuristicPolicy(ScriptedPolicy):
         return {head: nearest_allowed(masks, head, index) for head, index in preferred.items()}
 
     def _after_step(
-        self, state: HeuristicState, slots: SlotReports, pruned_E: Bools, slot_E: Ints
-    ) -> HeuristicState:
+        self, state: _HeuristicState, slots: SlotReports, pruned_E: Bools, slot_E: Ints
+    ) -> _HeuristicState:
         """Decay embargoes and penalties by one step, then add those of this step's prunes."""
         embargo_ES = np.maximum(state.embargo_ES - 1, 0)
         penalty_EK = state.penalty_EK * self.config.penalty_decay
@@ -350,10 +350,10 @@ def _below_rent(obs: TrainingSignals, rent_ES: Doubles, before_ES: Ints) -> Ints
     return np.where(below_ES, before_ES + 1, 0)
 
 
-def slope_error(history_EL: Floats | Doubles) -> Doubles:
+def _slope_error(history_EL: Floats | Doubles) -> Doubles:
     """Standard error `[E]` of the least-squares slope of a history; NaN until it is full.
 
-    >>> slope_error(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]], dtype=np.float32)).round(6).tolist()
+    >>> _slope_error(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]], dtype=np.float32)).round(6).tolist()
     [0.0]
     """
     values_EL = np.asarray(history_EL, dtype=np.float64)
@@ -398,12 +398,12 @@ def _episode_ending(obs: TrainingSignals) -> bool:
 
 
 def _matched_to_host(
-    state: HeuristicState, members: int, slots: int, blueprints: int
-) -> HeuristicState:
+    state: _HeuristicState, members: int, slots: int, blueprints: int
+) -> _HeuristicState:
     """Return the state sized for this host: created at the first step, checked afterwards."""
     have = (*state.embargo_ES.shape, state.penalty_EK.shape[1])
     if have == (members, 0, 0):
-        return HeuristicState.fresh(members, slots, blueprints)
+        return _HeuristicState.fresh(members, slots, blueprints)
     if have != (members, slots, blueprints):
         raise EsperError(
             f"heuristic state of {have[0]} members, {have[1]} slots, {have[2]} blueprints: "

@@ -19,9 +19,8 @@ import numpy as np
 from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
-from esper.leyline.payloads import SlotPayload
-from esper.leyline.protocols import RewardProtocol
-from esper.leyline.records import PlanRecord, PolicyDecision, Rollout, StepRecord
+from esper.leyline.protocols import EngineListener, RewardProtocol
+from esper.leyline.records import PlanRecord, PolicyDecision, StepRecord
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.baselines import StatelessPolicy
 from esper.tamiyo.scripted import legal_members
@@ -39,7 +38,7 @@ class Recording:
     """One per step."""
 
 
-class ActionRecorder:
+class ActionRecorder(EngineListener):
     """Engine listener that records the actions of an episode."""
 
     def __init__(self) -> None:
@@ -57,9 +56,6 @@ class ActionRecorder:
         self._plan.clear()
         self._steps.clear()
 
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """No-op."""
-
     def on_plan(self, record: PlanRecord) -> None:
         """Record a decision of the plan phase."""
         self._plan.append(record.decision.actions)
@@ -69,9 +65,6 @@ class ActionRecorder:
         slots = record.signals.slots
         self._names = slots.slot_ids, slots.blueprints
         self._steps.append(record.decision.actions)
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """No-op."""
 
 
 class ReplayPolicy(StatelessPolicy):
@@ -100,10 +93,10 @@ class ReplayPolicy(StatelessPolicy):
             raise EsperError(
                 f"replay: recorded {actions.members} members, there are {len(masks.op_EO)}"
             )
-        return PolicyDecision.deterministic(waiting_if_illegal(masks, actions)), None
+        return PolicyDecision.deterministic(_waiting_if_illegal(masks, actions)), None
 
 
-def waiting_if_illegal(masks: ActionMasks, actions: ActionSpec) -> ActionSpec:
+def _waiting_if_illegal(masks: ActionMasks, actions: ActionSpec) -> ActionSpec:
     """Return the actions with WAIT for members for which theirs is not legal."""
     legal_E = legal_members(masks, actions)
     op_E = np.where(legal_E, actions.op, int(LifecycleOp.WAIT))

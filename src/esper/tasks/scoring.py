@@ -252,17 +252,16 @@ def suffix_macs(population: Population, x: Tensor) -> Ints:
     import torch
 
     from esper.kasmina.layers.counting import flop_counter
+    from esper.kasmina.layers.modes import in_mode
 
     network = population.network
-    host = network.host.template
-    was_training = host.training
-    host.eval()  # do not update running statistics
     macs_until = []  # of the segments up to each
     h = x[:1]
-    with torch.no_grad(), flop_counter() as counter:
+    # In eval mode no running statistics change.
+    still = in_mode(network.host.template, training=False)
+    with still, torch.no_grad(), flop_counter() as counter:
         for segment in network.segments:
             h = segment.module(h)
             macs_until.append(counter.total // 2)
-    host.train(was_training)
     behind = [macs_until[-1] - macs_until[slot.position] for slot in network.slots]
     return np.array(behind, dtype=np.int64)

@@ -59,7 +59,7 @@ class CounterfactualConfig:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CoalitionGroup:
+class _CoalitionGroup:
     """Members with the same number of blended seeds, and the rows of their coalitions."""
 
     member_G: Ints
@@ -71,12 +71,12 @@ class CoalitionGroup:
     """Row without either of two seeds; -1 where it is not evaluated."""
     every_GL: Ints | None
     """Row of every coalition, by code; None if coalitions are sampled."""
-    chains: PermutationChains | None
+    chains: _PermutationChains | None
     """None if every coalition is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PermutationChains:
+class _PermutationChains:
     """Sampled permutations in which seeds join one by one, each with its reverse."""
 
     row_GM2K: Ints
@@ -99,7 +99,7 @@ class CoalitionPlan:
     """Number of blended seeds."""
     slots: int
     """S, the number of slots."""
-    groups: tuple[CoalitionGroup, ...]
+    groups: tuple[_CoalitionGroup, ...]
 
     @property
     def members(self) -> int:
@@ -301,14 +301,14 @@ def _row_of_columns(draft: _Draft, first_GL: Ints, row_N: Ints) -> Ints:
     return np.take_along_axis(own_GL, first_GL, axis=1)
 
 
-def _group(draft: _Draft, row_GL: Ints) -> CoalitionGroup:
+def _group(draft: _Draft, row_GL: Ints) -> _CoalitionGroup:
     group, seeds = draft.slot_GJ.shape
     body_GL = row_GL[:, 2 + seeds : -seeds * seeds]
     chains = None
     if draft.order_GM2J is not None and draft.kept_GM is not None:
         row_GM2K = body_GL.reshape(group, -1, 2, seeds + 1)
-        chains = PermutationChains(row_GM2K, draft.order_GM2J, draft.kept_GM)
-    return CoalitionGroup(
+        chains = _PermutationChains(row_GM2K, draft.order_GM2J, draft.kept_GM)
+    return _CoalitionGroup(
         member_G=draft.member_G,
         slot_GJ=draft.slot_GJ,
         without_GJ=row_GL[:, 2 : 2 + seeds],
@@ -380,7 +380,7 @@ def _gaps(plan: CoalitionPlan, broken_E: Bools) -> Codes:
     return (gap_E if plan.due else np.full_like(gap_E, CounterfactualGap.STRIDE)).astype(np.int8)
 
 
-def _shapley(group: CoalitionGroup, value_R: Doubles) -> Doubles:
+def _shapley(group: _CoalitionGroup, value_R: Doubles) -> Doubles:
     """Shapley values: mean gain when a seed joins, over all or the sampled orders."""
     if group.every_GL is not None:
         weight_LJ = _shapley_weights(group.slot_GJ.shape[1])
@@ -406,7 +406,7 @@ def _shapley_weights(seeds: int) -> Doubles:
     return np.asarray(np.where(has_LJ == 1, share_K[size_L1 - 1], -share_K[size_L1]))
 
 
-def _interactions(group: CoalitionGroup, value_R: Doubles) -> Floats:
+def _interactions(group: _CoalitionGroup, value_R: Doubles) -> Floats:
     """Per seed i: sum over j of v(all) - v(-i) - v(-j) + v(-i-j); NaN if one is unknown."""
     all_G11 = value_R[group.member_G][:, None, None]
     one_GJ = value_R[group.without_GJ]

@@ -114,7 +114,7 @@ class SharedBatchIterator:
         if self.placement == "stream":
             self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._epochs: dict[int, Tensor] = {}
-        self._own_epochs = OwnEpochs()
+        self._own_epochs = _OwnEpochs()
         self._prefetched: tuple[int, Future[StepOrder]] | None = None
         self.queues_next = self.device.type == "cuda"
         """Whether the next step is prepared on the device after the batches of a step."""
@@ -147,7 +147,7 @@ class SharedBatchIterator:
                 self._prefetched[1].result()
         self.round, self._prefetched, self._next = round_index, None, None
         self._epochs.clear()
-        self._own_epochs = OwnEpochs()
+        self._own_epochs = _OwnEpochs()
 
     def replace_data(self, data: RoundData, used: int) -> None:
         """Overwrite the data in place, between episodes; batches use the first `used` examples."""
@@ -362,7 +362,7 @@ class SharedBatchIterator:
         return _shift(x, down_EB, right_EB)
 
 
-class OwnEpochs:
+class _OwnEpochs:
     """Permutations of the epochs that members are in, kept while they are."""
 
     def __init__(self) -> None:

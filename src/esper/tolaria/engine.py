@@ -40,8 +40,7 @@ from esper.tolaria.action_execution import bootstrap_targets, execute_actions
 from esper.tolaria.batch_ops import RowTotals
 from esper.tolaria.context_state import ContextState, gates_allowed
 from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
-from esper.tolaria.engine_config import EngineConfig
-from esper.tolaria.engine_state import require_same_run
+from esper.tolaria.engine_config import EngineConfig, require_same_run
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
 from esper.tolaria.episode import EpisodeTracker
 from esper.tolaria.governor import healthy_members
@@ -53,8 +52,7 @@ from esper.tolaria.measurements import (
     fetch_step,
 )
 from esper.tolaria.memory_check import require_memory
-from esper.tolaria.observation import MemberStatus, Observer, StepMetrics
-from esper.tolaria.observed_step import ObservedStep
+from esper.tolaria.observation import MemberStatus, ObservedStep, Observer, StepMetrics
 from esper.tolaria.plan_phase import PlanPhase
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
 from esper.tolaria.runtime import (
@@ -466,9 +464,10 @@ class VectorizedEngine:
         plan = plan_coalitions(
             population, config.counterfactuals, config.seed, self.round, self.step
         )
-        alone = plan.table.rows == population.members
+        members_only = plan.table.rows == population.members
         with self.autocast():
-            self.env.val = self.validator.run_control(population, None if alone else plan.table)
+            table = None if members_only else plan.table
+            self.env.val = self.validator.run_control(population, table)
             return plan, self.validator.run_score(population)
 
     def _review(

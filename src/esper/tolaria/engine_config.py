@@ -58,3 +58,15 @@ class EngineConfig(ComputeSettings):
                 raise EsperError(f"{name}={ids}: give one number, 0 or more, for each member")
         if self.kernels not in KERNEL_MODES:
             raise unknown_name("kernels", self.kernels, KERNEL_MODES)
+
+
+def require_same_run(mine: dict[str, int | str], state: dict[str, int | str]) -> None:
+    """Raise if task, members, seed or episode length differ."""
+    if set(state) != set(mine):
+        raise EsperError(f"engine state has {sorted(state)}, expected {sorted(mine)}")
+    for name, value in mine.items():
+        if name != "round" and state[name] != value:
+            raise EsperError(
+                f"engine state: {name} is {state[name]!r}, expected {value!r}; "
+                f"resume with the same {name}"
+            )

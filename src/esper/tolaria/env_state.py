@@ -29,7 +29,7 @@ from esper.tolaria.governor import TolariaGovernor
 
 
 @dataclass(frozen=True, slots=True)
-class EnvView:
+class _EnvView:
     """Read-only view of one member."""
 
     env_idx: int
@@ -186,11 +186,11 @@ class ParallelEnvState:
 
     # ---- one member -----------------------------------------------------------------------
 
-    def env(self, index: int) -> EnvView:
+    def env(self, index: int) -> _EnvView:
         """Return a view of one member, for debugging and tests."""
         if not 0 <= index < self.members:
             raise EsperError(f"member {index}: valid are 0 to {self.members - 1}")
-        return EnvView(
+        return _EnvView(
             env_idx=index,
             device=self.device,
             seed_stage=tuple(SeedStage(s) for s in self.model.lifecycle.stage_ES[index]),

@@ -32,8 +32,8 @@ def require_memory(
     """Raise if the run cannot fit in memory; `flag` is the option to lower."""
     needed = {device: input_bytes(spec, members)}
     host = torch.device("cpu")
-    orders = permutation_bytes(spec, data, members) if device == host else 0
-    needed[host] = needed.get(host, 0) + orders + history_bytes(spec, members)
+    orders = _permutation_bytes(spec, data, members) if device == host else 0
+    needed[host] = needed.get(host, 0) + orders + _history_bytes(spec, members)
     for place, size in needed.items():
         if size > _ALWAYS_ALLOWED and size > (free := free_bytes(place)):
             raise EsperError(
@@ -48,13 +48,13 @@ def input_bytes(spec: TaskSpec, members: int) -> int:
     return members * spec.batch_size * (_INPUT_BYTES * math.prod(spec.input_shape) + _INDEX_BYTES)
 
 
-def permutation_bytes(spec: TaskSpec, data: TaskData, members: int) -> int:
+def _permutation_bytes(spec: TaskSpec, data: TaskData, members: int) -> int:
     """Bytes of the sample order of an epoch, its sort keys, and the order of a step."""
     step = spec.batches_per_step * spec.batch_size
     return members * _INDEX_BYTES * (2 * len(data.train) + step)
 
 
-def history_bytes(spec: TaskSpec, members: int) -> int:
+def _history_bytes(spec: TaskSpec, members: int) -> int:
     """Bytes of the histories of an episode."""
     return _HISTORIES * _INDEX_BYTES * members * (spec.episode_length + 1)
 

@@ -15,7 +15,14 @@ from esper.kasmina.population import Population
 from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec
 from esper.leyline.arrays import Doubles, Floats, Ints, read_only
 from esper.leyline.errors import EsperError
-from esper.leyline.signals import Counterfactuals, SlotReports, TrainingSignals
+from esper.leyline.masks import ActionMasks
+from esper.leyline.payloads import StepPhase
+from esper.leyline.signals import (
+    Counterfactuals,
+    GovernorVerdicts,
+    SlotReports,
+    TrainingSignals,
+)
 from esper.tamiyo.signals import TrackedSignals
 from esper.tasks.scoring import added
 from esper.tolaria.context_state import ContextState
@@ -107,7 +114,7 @@ class Observer:
             shapley_ES=self._shapley_ES.copy(),
             interaction_ES=self._interaction_ES.copy(),
             grad_norm_ES=life.signals.grad_norm_ES.copy(),
-            grad_health_ES=gradient_health(life.signals.grad_norm_ES),
+            grad_health_ES=_gradient_health(life.signals.grad_norm_ES),
             shadow_gap_ES=gap_ES.astype(np.float32),
             channels_S=self._channels_S.copy(),
             depth_S=self._depth_S.copy(),
@@ -148,11 +155,11 @@ class MemberStatus:
     """Share of the compute budget spent."""
 
 
-def gradient_health(norm_ES: Floats) -> Floats:
+def _gradient_health(norm_ES: Floats) -> Floats:
     """Health from 0 (vanishing or non-finite) to 1; NaN where there is no measurement.
 
     >>> norms = np.array([[0.0, 1e-7, 1e-4, 3.0, np.inf, np.nan]], dtype=np.float32)
-    >>> gradient_health(norms).round(2).tolist()
+    >>> _gradient_health(norms).round(2).tolist()
     [[0.0, 0.5, 1.0, 1.0, 0.0, nan]]
     """
     alive_ES = np.isfinite(norm_ES) & (norm_ES > DEAD_GRADIENT)
@@ -189,3 +196,18 @@ def _resolution(shape: tuple[int, ...]) -> float:
     if len(shape) == 3:
         return float(np.sqrt(shape[1] * shape[2]))
     return float(shape[0]) if len(shape) == 2 else 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObservedStep:
+    """A trained, validated and observed step, before its actions."""
+
+    signals: TrainingSignals
+    masks: ActionMasks
+    verdicts: GovernorVerdicts
+    counterfactuals: Counterfactuals
+    train_accuracy_E: Doubles
+    rows: int
+    """Validation rows plus shadow rows of training."""
+    phases: dict[StepPhase, float]
+    """Host seconds per phase so far; the rest of the step adds to it."""

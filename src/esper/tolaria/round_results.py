@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Ints
-from esper.leyline.payloads import EpisodeOutcome, SlotPayload
+from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import EngineListener
-from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.records import StepRecord
 from esper.tasks.scoring import charge_length
 from esper.tolaria.device_info import describe_device
 from esper.tolaria.engine import VectorizedEngine
@@ -93,7 +93,7 @@ class RunResult:
 
 
 @dataclass(slots=True)
-class StageRecorder:
+class StageRecorder(EngineListener):
     """Listener that records the seed stages of a round and the time of each step."""
 
     stages: list[Codes] = field(default_factory=list)
@@ -108,9 +108,6 @@ class StageRecorder:
         self.leaving.clear()
         self._last_end = None
 
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """No-op: stages are read in `on_step`."""
-
     def on_step(self, record: StepRecord) -> None:
         """Record the stages and the time since the previous step."""
         self.stages.append(record.signals.slots.stage_ES)
@@ -119,9 +116,6 @@ class StageRecorder:
         if self._last_end is not None:
             self.step_seconds.append(now - self._last_end)
         self._last_end = now
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """No-op."""
 
 
 def run_round(

@@ -37,7 +37,7 @@ from esper.tolaria.batch_ops import (
 from esper.tolaria.measurements import RowMeasurements
 
 
-class ValidationPart:
+class _ValidationPart:
     """One part of the data on the device, normalised, in batches of at most `batch_size`."""
 
     def __init__(
@@ -92,8 +92,8 @@ class Validator:
         objective: Objective | None = None,
     ) -> None:
         """`objective`: the task's own loss and metric; None: accuracy, or that of languages."""
-        self.control = ValidationPart(data, data.val_control, device, batch_size, control_limit)
-        self.score = ValidationPart(data, data.val_score, device, batch_size)
+        self.control = _ValidationPart(data, data.val_control, device, batch_size, control_limit)
+        self.score = _ValidationPart(data, data.val_score, device, batch_size)
         self.merit: Merit = language_merit if data.kind == "tokens" else classification_merit
         self._vocab = spec.num_classes if data.kind == "tokens" else None
         self._objective = objective
@@ -123,7 +123,7 @@ class Validator:
 
     def run_test(self, population: Population) -> RowTotals:
         """Validate the members on `test`; for the final report only."""
-        part = ValidationPart(self._data, self._data.test, self._device, self._batch_size)
+        part = _ValidationPart(self._data, self._data.test, self._device, self._batch_size)
         if self._round is not None:
             part.overwrite(self._round, "test")
         plan = population.member_plan()
@@ -132,7 +132,7 @@ class Validator:
         return totals
 
     def _run(
-        self, name: str, population: Population, part: ValidationPart, table: RowTable | None
+        self, name: str, population: Population, part: _ValidationPart, table: RowTable | None
     ) -> RowTotals:
         """Run all batches of a part. The whole pass is one CUDA graph: its inputs never change."""
         graphs = self.graphs if self.graphs is not None and self.graphs.on else None
@@ -155,14 +155,14 @@ class Validator:
         self,
         population: Population,
         plan: RowPlan,
-        alone: bool,
-        part: ValidationPart,
+        members_only: bool,
+        part: _ValidationPart,
         totals: RowTotals,
     ) -> None:
-        """Queue the device work of a pass, capturable; `alone`: members without coalitions."""
+        """Queue the device work of a pass, capturable; `members_only`: without coalitions."""
         totals.zero_()
         for x, target in part.batches():
-            if alone:
+            if members_only:
                 process_val_batch(population, x, target, self.merit, totals, plan)
             else:
                 process_fused_val_batch(population, x, target, self.merit, plan, totals)

@@ -108,7 +108,7 @@ def test_padding_is_not_even_written(monkeypatch):
 
 
 def test_rows_of_many_parts_are_summed_and_none_depends_on_the_others(monkeypatch):
-    monkeypatch.setattr(block_plan, "LEAST_STEPS", 1)
+    monkeypatch.setattr(block_plan, "MIN_STEPS", 1)
     block, batch = QUICK[1], 2 * plan(QUICK[1]).images + 3
     given = case(block, rows=2, batch=batch)
     assert plan(block).backward_parts(batch) == (3, 1)
@@ -240,7 +240,9 @@ def test_nothing_is_written_beyond_a_batch():
         assert (band[-4096:] == 7).all()
 
 
-@pytest.mark.parametrize("module", [ConvBlock(8, 8, 3), ConvHeavy(8)], ids=["host", "seed"])
+@pytest.mark.parametrize(
+    "module", [ConvBlock(8, 8, 3), ConvHeavy(8, space=2)], ids=["host", "seed"]
+)
 def test_modules_use_blocks_only_where_asked(module, monkeypatch):
     """Our blocks in bf16 are torch's in float32; `own` and `torch` do not touch them."""
     calls = []

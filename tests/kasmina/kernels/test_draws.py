@@ -29,7 +29,7 @@ class Two(nn.Module):
         self.gamma = nn.Parameter(torch.full((16,), 0.25))
 
 
-@pytest.mark.parametrize("make", [Two, lambda: Conv2d(3, 4, 1, zero=True)])
+@pytest.mark.parametrize("make", [Two, lambda: Linear(3, 4, gain=0.0)])
 def test_rows_are_those_of_the_initialiser(make):
     initialiser = Initialiser(make)
     names = [name for name, _ in initialiser.template.named_parameters()]

@@ -30,7 +30,6 @@ from esper.kasmina.ops.kernels import (  # noqa: E402
     depthwise,
     draws,
     gather,
-    launches,
     layout,
     normalise,
     pooling,
@@ -219,10 +218,10 @@ def test_what_is_counted_in_32_bits_fits():
 
 
 def test_one_launch_unless_there_are_more_rows_than_a_grid_takes():
-    most = launches.MAX_ROWS
-    assert list(launches.row_launches(most)) == [(0, most)]
-    assert list(launches.row_launches(most + 1)) == [(0, most), (most, 1)]
-    assert list(launches.row_launches(0)) == []
+    most = layout.MAX_ROWS
+    assert list(layout.row_launches(most)) == [(0, most)]
+    assert list(layout.row_launches(most + 1)) == [(0, most), (most, 1)]
+    assert list(layout.row_launches(0)) == []
 
 
 def through_every_kernel() -> list[torch.Tensor]:
@@ -255,6 +254,6 @@ def through_every_kernel() -> list[torch.Tensor]:
 
 def test_rows_beyond_one_grid_are_computed_alike(monkeypatch):
     at_once = through_every_kernel()
-    monkeypatch.setattr(launches, "MAX_ROWS", 2)
+    monkeypatch.setattr(layout, "MAX_ROWS", 2)
     for found, expected in zip(through_every_kernel(), at_once, strict=True):
         assert torch.equal(found, expected)

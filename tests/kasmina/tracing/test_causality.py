@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina import Population
-from esper.kasmina.tracing import trace_model
+from esper.kasmina.tracing import planted_model, trace_model
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from support import refused
 from user_models import CASES, GPT
@@ -77,15 +76,8 @@ def test_dropout_that_is_always_on_is_not_taken_for_a_look_ahead():
 
 def test_attention_over_all_positions_fits_hosts_that_are_not_causal_alone():
     trace = trace_model(GPT, tokens(), output=0)
-    population = Population(trace.factory, trace.slots, ("attention", "full_attention"), 1)
-    assert population.network.fits_SK.tolist() == [[True, False]] * len(trace.slots)
-    assert "reads later positions" in refused(
-        lambda: population.plant([0], trace.slots[0], "full_attention")
-    )
-    host = trace.factory()
-    type(host).causal = False
-    population = Population(trace.factory, trace.slots, ("attention", "full_attention"), 1)
-    assert population.network.fits_SK.all()
+    line = refused(lambda: planted_model(trace, {trace.slots[0]: "full_attention"}, 1))
+    assert "reads later positions" in line
     names = ("attention", "full_attention")
     assert suitable_attention(names, causal=False) == ("full_attention",)
     assert suitable_attention(("attention",), causal=True) == ("attention",)

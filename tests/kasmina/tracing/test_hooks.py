@@ -14,12 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
-from esper.kasmina import Population
 from esper.kasmina.export.export import export_pt2
 from esper.kasmina.tracing import (
     HostTrace,
     finished_model,
-    fitting_blueprints,
     planted_model,
     trace_model,
 )
@@ -48,7 +46,7 @@ def picked(name: str, model: nn.Module, raw: Any) -> Tensor:
 
 
 def seeds_for(host: HostTrace) -> dict[str, str]:
-    fits = fitting_blueprints(host).items()
+    fits = host.fitting.items()
     return {slot: kinds[n % len(kinds)] for n, (slot, kinds) in enumerate(fits)}
 
 
@@ -72,7 +70,7 @@ def test_places_are_found_by_repetition(name: str):
     assert host.topology == HOOKED[name].topology
     assert "control flow on a value of the data" in host.hooked
     assert not host.untraced
-    fresh = host.factory()
+    fresh = planted_model(host, {}, 1)
     assert type(fresh).__name__ == type(model).__name__
     assert set(fresh.state_dict()) == set(model.state_dict())
 
@@ -82,23 +80,17 @@ def test_places_are_found_by_repetition(name: str):
 def test_the_host_computes_what_the_model_computes(name: str, training: bool):
     """Outputs, gradients and buffers, in both modes, with the same dropout: bit for bit."""
     model, example, host = traced(name)
-    own, hooked = copy.deepcopy(model).train(training), host.factory().train(training)
+    own, hooked = copy.deepcopy(model).train(training), planted_model(host, {}, 1).train(training)
     with forked_rng(3):
         expected = picked(name, own, example)
     with forked_rng(3):
-        found = hooked(host.inputs.pack(example), lambda _, h: h)
+        found = call(hooked, example)
     assert torch.equal(found, expected)
     for out in (expected, found):
         out.square().sum().backward()
     for (_, a), (_, b) in zip(own.named_parameters(), hooked.named_parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
     assert all(torch.equal(v, hooked.state_dict()[n]) for n, v in own.state_dict().items())
-
-
-def test_a_population_refuses_it_in_one_line():
-    host = traced("cnn")[2]
-    with pytest.raises(EsperError, match=r"^BranchingCNN is no chain of segments.*esper\.grow$"):
-        Population(host.factory, host.slots, host.blueprints, 2)
 
 
 # ---- what leaves ------------------------------------------------------------------------------
@@ -309,7 +301,7 @@ def test_a_model_that_is_mostly_one_untraceable_module_has_slots_inside_it():
 
 
 class HeldInAList(nn.Module):
-    """Parameters that no one can give from outside."""
+    """A parameter that its forward finds in a list, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -328,16 +320,21 @@ class NothingToHook(HeldInAList):
         return self.head(F.relu(x))
 
 
+def test_parameters_that_are_held_in_a_list_train_too():
+    x = torch.randn(4, 6)
+    network = planted_model(trace_model(HeldInAList, x), {"r0c0": "mlp"}, 1)
+    network(x).square().sum().backward()
+    assert network.first.weight is network.weights[0]
+    assert all(p.grad is not None for p in network.parameters())
+
+
 def test_what_cannot_run_by_hooks_either_is_one_line():
-    for model, words in (
-        (HeldInAList, ("cannot be traced", "by hooks, either", "given from outside")),
-        (NothingToHook, ("cannot be traced", "control flow on a value", "module of its own")),
-    ):
-        with pytest.raises(EsperError) as info:
-            trace_model(model, torch.randn(4, 6))
-        line = str(info.value)
-        assert "\n" not in line
-        assert all(word in line for word in words), line
+    with pytest.raises(EsperError) as info:
+        trace_model(NothingToHook, torch.randn(4, 6))
+    line = str(info.value)
+    assert "\n" not in line
+    words = ("cannot be traced", "control flow on a value", "module of its own")
+    assert all(word in line for word in words), line
 
 
 def test_the_users_model_stays_as_it_is():

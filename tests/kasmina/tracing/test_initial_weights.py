@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
-from esper.kasmina.tracing import scaled_factory
+from esper.kasmina.tracing import scaled_model
 from esper.kasmina.tracing.initial_weights import Initialisation
 from esper.kasmina.tracing.resizing import Resizer, Sizes
 
@@ -77,7 +77,7 @@ def deviation(parameter: Tensor) -> float:
 @pytest.mark.parametrize(("as_instance", "factor"), [(True, 2.0), (False, 0.5), (False, 4.0)])
 def test_a_tied_gpt_starts_at_the_loss_it_was_given_with(as_instance: bool, factor: float):
     given = built(TiedGPT)
-    wide = built(scaled_factory(given if as_instance else TiedGPT, TOKENS, factor))
+    wide = built(scaled_model(given if as_instance else TiedGPT, TOKENS, factor).factory)
     assert wide.wte.weight is wide.head.weight
     assert wide.wte.weight.shape == (VOCAB, 32 * factor)
     assert loss(wide) == pytest.approx(loss(given), rel=0.05)
@@ -87,7 +87,7 @@ def test_a_tied_gpt_starts_at_the_loss_it_was_given_with(as_instance: bool, fact
 @pytest.mark.parametrize("layers", [2, 3])
 def test_deviations_of_a_gpt_do_not_depend_on_the_width(layers: int):
     """Of two layers, 0.01 at four times the fan-in looks like a law of the fan-in."""
-    wide = built(scaled_factory(built(lambda: TiedGPT(layers)), TOKENS, 2.0))
+    wide = built(scaled_model(built(lambda: TiedGPT(layers)), TOKENS, 2.0).factory)
     block, small = wide.blocks[0], 0.02 / math.sqrt(2 * layers)
     for parameter in (wide.wte.weight, wide.positions, block.qkv.weight, block.up.weight):
         assert deviation(parameter) == pytest.approx(0.02, rel=0.1)
@@ -204,7 +204,7 @@ class Kinds(nn.Module):
 @pytest.mark.parametrize("as_instance", [True, False])
 def test_constants_identities_and_orthogonal_weights_stay_what_they_are(as_instance: bool):
     tokens = TOKENS % 50
-    wide = built(scaled_factory(built(Kinds) if as_instance else Kinds, tokens, 2.0), seed=3)
+    wide = built(scaled_model(built(Kinds) if as_instance else Kinds, tokens, 2.0).factory, seed=3)
     assert not wide.norm.weight.any()
     assert not wide.prior.weight.any()
     assert (wide.prior.bias == -2.2).all()
@@ -223,7 +223,7 @@ def test_constants_identities_and_orthogonal_weights_stay_what_they_are(as_insta
 
 def test_draws_come_from_the_seed_and_leave_the_generators_alone():
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    factory = scaled_factory(TiedGPT, TOKENS, 2.0)
+    factory = scaled_model(TiedGPT, TOKENS, 2.0).factory
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert (np.random.get_state()[1] == before[2]).all()
@@ -238,7 +238,7 @@ def test_a_trained_instance_keeps_its_deviations_by_the_fan_in():
         for index, gain in ((0, 1.7), (2, 0.6), (4, 3.1)):
             model[index].weight.normal_(std=gain * model[index].in_features ** -0.5)
     given = copy.deepcopy(model.state_dict())
-    wide = built(scaled_factory(model, FLAT, 4.0))
+    wide = built(scaled_model(model, FLAT, 4.0).factory)
     for index, gain in ((0, 1.7), (2, 0.6), (4, 3.1)):
         expected = gain * wide[index].in_features ** -0.5
         assert deviation(wide[index].weight) == pytest.approx(expected, rel=0.15)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
-from esper.kasmina import Population
 from esper.kasmina.blueprints.registry import BlueprintRegistry
 from esper.kasmina.blueprints.seed_places import build_seed, find_sources
 from esper.kasmina.layers.counting import count_parameters
@@ -24,7 +23,6 @@ from esper.kasmina.tracing import (
     HostTrace,
     carry_weights,
     finished_model,
-    fitting_blueprints,
     planted_model,
     silence,
     trace_model,
@@ -90,7 +88,7 @@ def descend(network: nn.Module, loss: Tensor) -> None:
 
 def seeds_for(trace: HostTrace, turn: int) -> dict[str, str]:
     """A blueprint in every slot; turns go through all that fit."""
-    fits = fitting_blueprints(trace)
+    fits = trace.fitting
     return {
         slot: names[(turn + index) % len(names)] for index, (slot, names) in enumerate(fits.items())
     }
@@ -130,7 +128,7 @@ class SeedsByHand(nn.Module):
 
     def __init__(self, trace: HostTrace, kinds: dict[str, str]) -> None:
         super().__init__()
-        self.host = trace.factory()
+        self.host, self.hooked = trace.factory(), bool(trace.hooked)
         specs = self.host.injection_specs()
         self.position = {spec.slot_id: spec.position for spec in specs}
         recipes = [BlueprintRegistry.get(kinds[spec.slot_id], trace.topology) for spec in specs]
@@ -141,12 +139,33 @@ class SeedsByHand(nn.Module):
             {spec.slot_id: Added(build_seed(r, spec, sources.get(i))) for i, (spec, r) in parts}
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        if getattr(self.host, "runs_whole", False):
-            return self.host(x, self._visit)
-        for position, segment in enumerate(self.host.segments()):
-            x = self._visit(position, segment(x))
-        return x
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.hooked:
+            return self._by_hooks(*args, **kwargs)
+        first, *others = self.host.segments()
+        h = self._visit(0, first(*args, **kwargs))
+        for position, segment in enumerate(others, 1):
+            h = self._visit(position, segment(h))
+        return h
+
+    def _by_hooks(self, *args: Any, **kwargs: Any) -> Tensor:
+        def visited(position: int, out: Any) -> Any:
+            whole = not isinstance(out, tuple)
+            return (
+                self._visit(position, out) if whole else (self._visit(position, out[0]), *out[1:])
+            )
+
+        handles = [
+            self.host.model.get_submodule(place.path).register_forward_hook(
+                lambda _, __, out, position=position: visited(position, out)
+            )
+            for position, place in enumerate(self.host.plan.places)
+        ]
+        try:
+            return self.host(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _visit(self, position: int, h: Tensor) -> Tensor:
         for slot, seed in self.seeds.items():
@@ -173,11 +192,12 @@ def test_with_seeds_it_computes_what_seeds_behind_their_places_do_and_so_when_fi
     with torch.no_grad():
         for path, value in own.items():
             value.copy_(state[path])
-    x = trace.inputs.pack(example)
+    values = trace.inputs.values(example)
     with torch.no_grad():
         for training in (False, True):
             with forked_rng(2):
-                expected = copy.deepcopy(member).train(training)(x.clone())
+                made = copy.deepcopy(member).train(training)
+                expected = trace.inputs.call(made, [v.clone() for v in values])
             with forked_rng(2):
                 found = call(CASES[name], copy.deepcopy(network).train(training), example)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -204,12 +224,12 @@ def test_a_silent_seed_changes_nothing_and_all_of_it_learns_in_two_steps(name):
     """For every blueprint: the child of a trained network, with one seed more."""
     _, example, trace = traced(name)
     first, other = trace.slots[:2] if len(trace.slots) > 1 else (trace.slots[0], None)
-    parent = planted_model(trace, {other: fitting_blueprints(trace)[other][0]} if other else {}, 1)
+    parent = planted_model(trace, {other: trace.fitting[other][0]} if other else {}, 1)
     stir(parent)
     with torch.no_grad():
         expected = call(CASES[name], parent.eval(), example)
-    for kind in fitting_blueprints(trace)[first]:
-        seeds = {first: kind} | ({other: fitting_blueprints(trace)[other][0]} if other else {})
+    for kind in trace.fitting[first]:
+        seeds = {first: kind} | ({other: trace.fitting[other][0]} if other else {})
         child = planted_model(trace, seeds, 2)
         stir(child)
         carry_weights(child, parent.state_dict())
@@ -262,7 +282,7 @@ def test_host_weights_depend_on_the_key_alone_and_seeds_on_slot_and_blueprint():
 
 def test_a_twin_starts_with_the_weights_of_its_host():
     trace = traced("tabular")[2]
-    slot = next(slot for slot, names in fitting_blueprints(trace).items() if "twin" in names)
+    slot = next(slot for slot, names in trace.fitting.items() if "twin" in names)
     network = planted_model(trace, {slot: "twin"}, 4)
     copies = {
         n.partition("segment.")[2]: p for n, p in network.named_parameters() if "segment" in n
@@ -389,17 +409,15 @@ def test_a_module_that_the_mode_changes_otherwise_stays_whole_in_host_and_twin()
     silence(network, "r0c0")  # its scale is known
 
 
-def test_fitting_blueprints_are_those_of_a_population():
+def test_fitting_blueprints_can_be_planted():
     narrow = trace_model(mlp(1, 8), torch.randn(4, 6))
-    assert "norm" not in fitting_blueprints(narrow)["r0c0"]
-    assert "norm" in fitting_blueprints(narrow)["r0c1"]
-    chains = (name for name in KINDS if not name.startswith("hooked"))
-    for trace in (narrow, *(traced(name)[2] for name in chains)):
-        population = Population(trace.factory, trace.slots, trace.blueprints, 1)
-        fits = population.network.fits_SK
-        for slot, slot_id in enumerate(trace.slots):
-            expected = [n for k, n in enumerate(trace.blueprints) if fits[slot, k]]
-            assert list(fitting_blueprints(trace)[slot_id]) == expected
+    assert "norm" not in narrow.fitting["r0c0"]
+    assert "norm" in narrow.fitting["r0c1"]
+    for name in KINDS:
+        trace = traced(name)[2]
+        for slot, names in trace.fitting.items():
+            for kind in names:
+                planted_model(trace, {slot: kind}, 1)
 
 
 class Stubborn(nn.Module):

@@ -11,22 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
-from esper.kasmina import OptimConfig, Population, PopulationConfig
 from esper.kasmina.export.export import export_onnx, export_pt2
 from esper.kasmina.plain_saves import load_plain, save_plain
 from esper.kasmina.tracing import (
     HostTrace,
     finished_model,
-    fitting_blueprints,
     planted_model,
     trace_model,
 )
-from esper.leyline import BlendStyle
-from support import good_signals
 from user_models import CASES, Case
 
 SAMPLES = 4
@@ -56,38 +51,10 @@ def picked(case: Case, out: Any) -> Tensor:
     return out[0] if isinstance(out, tuple) else out
 
 
-def batch(case: Case, host: HostTrace, example: Any) -> tuple[Tensor, Tensor]:
-    with forked_rng(2):
-        return host.inputs.pack(example)[None], case.labels(SAMPLES)[None]
-
-
-def fitting(population: Population, slot: int) -> list[str]:
-    fits = population.network.fits_SK[slot]
-    return [name for name, fit in zip(population.blueprints, fits, strict=True) if fit]
-
-
-@cache
-def grown(name: str, executor: str = "auto") -> Population:
-    """Three members with different seeds in every slot, trained for two batches; made once."""
-    _, example, host = traced(name)
-    config = PopulationConfig(executor=executor)  # type: ignore[arg-type]
-    population = Population(host.factory, host.slots, host.blueprints, 3, config=config)
-    x, y = batch(CASES[name], host, example)
-    population.train_batch(x, y)
-    for slot, slot_id in enumerate(host.slots):
-        kinds = fitting(population, slot)
-        for member in range(3):
-            kind = kinds[(2 * slot + member) % len(kinds)]
-            population.plant([member], slot_id, kind, list(BlendStyle)[member % 2])
-    for _ in range(2):
-        population.train_batch(x, y)
-    return population
-
-
 def finished(name: str) -> nn.Module:
     """A seed in every slot, as its user gets the network."""
     host = traced(name)[2]
-    fits = fitting_blueprints(host).items()
+    fits = host.fitting.items()
     seeds = {slot: kinds[2 * n % len(kinds)] for n, (slot, kinds) in enumerate(fits)}
     network = planted_model(host, seeds, 3)
     with forked_rng(5), torch.no_grad():
@@ -97,12 +64,12 @@ def finished(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_untouched_host_equals_model(name: str):
+def test_network_without_seeds_equals_the_model(name: str):
     model, example, host = traced(name)
-    fresh = host.factory()
+    fresh = planted_model(host, {}, 1)
     with torch.no_grad():
         expected = picked(CASES[name], call(copy.deepcopy(model).eval(), example))
-        found = fresh.eval()(host.inputs.pack(example))
+        found = call(fresh.eval(), example)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert host.topology == CASES[name].topology
     assert host.slots == tuple(f"r0c{col}" for col in range(len(host.places)))
@@ -110,95 +77,10 @@ def test_untouched_host_equals_model(name: str):
     assert {n: tuple(p.shape) for n, p in fresh.named_parameters()} == named
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_seeds_train_and_leave_as_plain_modules(name: str):
-    _, example, host = traced(name)
-    population = grown(name)
-    assert population.choice is not None
-    assert population.choice.executor.name == CASES[name].executor, population.choice.reason
-    x = host.inputs.pack(example)
-    with torch.no_grad():
-        rows = population.forward(x[None])
-        for index in range(3):
-            member = population.member(index)
-            plain = member.to_plain()
-            torch.testing.assert_close(plain(x), rows[index], rtol=1e-5, atol=1e-5)
-            assert {type(part).__module__.split(".")[0] for part in plain.modules()} == {"torch"}
-
-
 def _ties(module: nn.Module) -> set[str]:
     every = [n for n, _ in module.named_parameters(remove_duplicate=False)]
     tensors = [p for _, p in module.named_parameters(remove_duplicate=False)]
     return {n for n, p in zip(every, tensors, strict=True) if sum(q is p for q in tensors) > 1}
-
-
-WATCHED = ("sequential", "resnet", "densenet", "gpt", "tabular", "functional_dropout", "in_place",
-           "buffers")  # fmt: skip
-"""With in-place layers, running statistics, random layers or buffers."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in WATCHED else pytest.param(name, marks=pytest.mark.slow)
-        for name in NAMES
-        if name not in {"python_random", "lstm"}
-    ],
-)
-def test_executors_agree_in_training(name: str):
-    """In-place layers right after a slot included; random layers draw the same numbers."""
-    losses = []
-    for executor in ("auto", "loop"):  # auto is vmap for these
-        population = grown(name) if executor == "auto" else grown(name, executor)
-        _, example, host = traced(name)
-        losses.append(population.evaluate(*batch(CASES[name], host, example)).loss_R)
-    torch.testing.assert_close(losses[0], losses[1], rtol=2e-4, atol=2e-4)
-
-
-@pytest.mark.parametrize("name", ["sequential", "mobilenet", "vit", "gpt", "conv1d", "two_inputs"])
-def test_seed_germinates_and_is_pruned(name: str):
-    _, example, host = traced(name)
-    population = Population(host.factory, host.slots, host.blueprints, 3)
-    x, y = batch(CASES[name], host, example)
-    population.germinate([0, 1], host.slots[-1], fitting(population, len(host.slots) - 1)[0])
-    for _ in range(3):
-        population.begin_step()
-        stats = population.train_batch(x, y)
-        population.end_step(good_signals(population))
-    assert torch.isfinite(stats.loss_E).all()
-    population.prune([0], host.slots[-1])
-    population.begin_step()
-    population.train_batch(x, y)
-    assert population.lifecycle.alpha_ES[0, -1] == 0
-
-
-DETERMINISTIC = [n for n in NAMES if n not in {
-    "mobilenet", "vit", "gpt", "tabular", "functional_dropout", "python_random", "encoder"
-}]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DETERMINISTIC)
-def test_host_without_seeds_trains_as_the_model(name: str):
-    case = CASES[name]
-    model, _, host = traced(name)
-    model = copy.deepcopy(model).train()
-    config = PopulationConfig(
-        optim=OptimConfig(kind="sgd", momentum=0.9, weight_decay=0.01, clip_norm=None),
-        host_lr=0.05,
-    )
-    population = Population(host.factory, host.slots, host.blueprints, 2, config=config)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9, weight_decay=0.01)
-    with forked_rng(3):
-        batches = [(case.example(SAMPLES), case.labels(SAMPLES)) for _ in range(3)]
-    for raw, labels in batches:
-        population.train_batch(host.inputs.pack(raw)[None], labels[None])
-        optimizer.zero_grad()
-        logits = picked(case, call(model, raw))
-        F.cross_entropy(logits.flatten(0, -2), labels.flatten()).backward()
-        optimizer.step()
-    trained = population.member(1).host.state_dict()
-    for key, value in model.state_dict().items():
-        torch.testing.assert_close(trained[key], value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina import Population, PopulationConfig
-from esper.kasmina.export.member import MorphogeneticModel
-from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.tracing import finished_model, planted_model, trace_model
 from esper.leyline import EsperError
 from peculiar_models import (
@@ -24,7 +20,6 @@ from peculiar_models import (
     FrozenTrunk,
     FunctionalDropout,
     Llama,
-    TwoInputs,
     UnusedParameters,
 )
 from user_models import CASES, GPT, Conv1dNet, MobileNet, ResNet, sequential_cnn
@@ -156,20 +151,13 @@ def test_instance_gives_its_weights_and_factory_new_ones():
     model = ResNet(blocks=1)
     for given, equal in ((model, True), (lambda: ResNet(blocks=1), False), (ResNet, False)):
         host = trace_model(given, IMAGES)
-        population = Population(host.factory, host.slots, host.blueprints, 2)
-        first, second = (population.member(i).host.fc.weight for i in (0, 1))
+        first, second = (planted_model(host, {}, key).fc.weight for key in (0, 1))
         assert torch.equal(first, second) == equal
         assert torch.equal(first, model.fc.weight) == equal
 
 
 def test_frozen_parameters_stay():
     host = trace_model(FrozenTrunk(), IMAGES)
-    population = Population(host.factory, host.slots, host.blueprints, 2)
-    before = population.member(0).host.trunk[0].weight.clone()
-    population.plant([0, 1], host.slots[0], "conv_light")
-    for _ in range(2):
-        population.train_batch(IMAGES[None], torch.tensor([[0, 1, 2, 3]]))
-    assert torch.equal(population.member(0).host.trunk[0].weight, before)
     network = planted_model(host, {host.slots[0]: "conv_light"}, 3)
     for plain in (network, finished_model(network)):
         assert not plain.get_parameter("trunk.0.weight").requires_grad
@@ -178,10 +166,9 @@ def test_frozen_parameters_stay():
 def test_unused_parameters_are_kept():
     model = UnusedParameters()
     host = trace_model(model, VECTORS)
-    config = PopulationConfig(host_lr=1.0)
-    population = Population(host.factory, host.slots, host.blueprints, 2, config=config)
-    population.train_batch(VECTORS[None], torch.tensor([[0, 1, 2, 3]]))
-    assert torch.equal(population.member(1).host.old_head.weight, model.old_head.weight)
+    network = planted_model(host, {}, 3)
+    network(VECTORS).sum().backward()
+    assert network.get_parameter("old_head.weight").grad is None
     plain = finished_model(planted_model(host, {}, 3))
     assert torch.equal(plain.get_parameter("old_head.weight"), model.old_head.weight)
     assert plain.get_parameter("old_head.weight").requires_grad
@@ -206,19 +193,17 @@ def test_frozen_norms_of_a_train_method_stay_in_eval_mode():
             return self.head(self.net(x).mean((2, 3)))
 
     host = trace_model(FrozenNorms(), IMAGES)
-    for executor in ("vmap", "loop"):
-        config = PopulationConfig(executor=executor)
-        population = Population(host.factory, host.slots, host.blueprints, 2, config=config)
-        population.train_batch(IMAGES[None], torch.tensor([[0, 1, 2, 0]]))
-        assert torch.equal(population.member(0).host.net[1].running_mean, torch.zeros(4))
+    network = planted_model(host, {}, 1).train()
+    network(IMAGES)
+    assert torch.equal(network.get_submodule("net.1").running_mean, torch.zeros(4))
 
 
 @pytest.mark.parametrize("name", ["vit", "gpt", "careful", "unused"])
-def test_host_moves_as_one(name: str):
-    """Tensors that graphs read directly follow the host to another device or type."""
+def test_network_moves_as_one(name: str):
+    """Tensors that graphs read directly follow the network to another device or type."""
     case = CASES[name]
     example = case.example(4)
-    host = trace_model(case.build(), example).factory().eval()
+    host = planted_model(trace_model(case.build(), example), {}, 1).eval()
     before = host(example)
     host.double()
     after = host(example.double() if example.is_floating_point() else example)
@@ -232,7 +217,7 @@ def test_host_moves_as_one(name: str):
 
 
 def test_functional_dropout_works_in_both_modes():
-    host = trace_model(FunctionalDropout(), IMAGES).factory()
+    host = planted_model(trace_model(FunctionalDropout(), IMAGES), {}, 1)
     assert torch.equal(host.eval()(IMAGES), host.eval()(IMAGES))
     assert not torch.equal(host.train()(IMAGES), host.train()(IMAGES))
 
@@ -246,9 +231,8 @@ def test_finished_model_keeps_functional_dropout():
 def test_stochastic_depth_works_in_both_modes():
     host = trace_model(MobileNet(), IMAGES)
     assert all("training" in reason for reason in host.untraced.values())
-    chain = host.factory()
-    chain.eval()
-    assert torch.equal(chain(IMAGES), chain(IMAGES))
+    network = planted_model(host, {}, 1).eval()
+    assert torch.equal(network(IMAGES), network(IMAGES))
 
 
 def test_another_length_than_the_example():
@@ -258,28 +242,20 @@ def test_another_length_than_the_example():
         short = torch.randint(0, 13, (3, 5))
         expected = model.eval()(short)
         expected = expected[0] if isinstance(expected, tuple) else expected
-        chain = host.factory().eval()
-        torch.testing.assert_close(chain(short), expected)
+        network = planted_model(host, {}, 1).eval()
+        torch.testing.assert_close(network(short), expected)
 
 
 # ---- inputs and outputs ----------------------------------------------------------------------
 
 
-def test_inputs_are_packed_and_restored():
+def test_batches_of_other_inputs_are_refused():
     host = trace_model(DictInput(), CASES["dict_input"].example(4))
     raw = CASES["dict_input"].example(5)
-    packed = host.inputs.pack(raw)
-    assert packed.dtype == torch.float64
-    assert packed.shape == (5, 7)
-    for value, back in zip(raw.values(), host.inputs.unpack(packed), strict=True):
-        assert torch.equal(value, back)
-        assert value.dtype == back.dtype
-    two = trace_model(TwoInputs(), (IMAGES, torch.randn(4, 3)))
-    assert two.inputs.pack((IMAGES, torch.randn(4, 3))).dtype == torch.float32
     with pytest.raises(EsperError, match="'category'"):
-        host.inputs.pack({"numbers": raw["numbers"], "mask": raw["mask"]})
+        host.inputs.values({"numbers": raw["numbers"], "mask": raw["mask"]})
     with pytest.raises(EsperError, match="'numbers'"):
-        host.inputs.pack(raw | {"numbers": torch.randn(5, 4)})
+        host.inputs.values(raw | {"numbers": torch.randn(5, 4)})
 
 
 def test_one_dict_as_the_only_argument():
@@ -302,7 +278,7 @@ def test_output_is_picked():
     sizes = {None: 2, "aux": 2, "logits": 5}
     for output, size in sizes.items():
         host = trace_model(DictOutput(), VECTORS, output=output)
-        assert host.factory()(VECTORS).shape == (4, size)
+        assert planted_model(host, {}, 1)(VECTORS).shape == (4, size)
     assert "'loss'" in refusal(DictOutput(), VECTORS, output="loss")
     assert trace_model(GPT(), torch.randint(0, 13, (4, 8)), output=0).topology == "transformer"
 
@@ -316,12 +292,10 @@ def test_trials_of_seeds_are_silent(capfd: pytest.CaptureFixture[str]):
     assert capfd.readouterr() == ("", "")
 
 
-def test_errors_name_the_class_of_the_user():
+def test_a_network_is_named_after_the_class_of_the_user():
     host = trace_model(ResNet(blocks=1), IMAGES)
-    population = Population(host.factory, host.slots, host.blueprints, 1)
-    with pytest.raises(EsperError, match="ResNet segment 0"):
-        population.forward(torch.randn(1, 2, 1, 8, 8))
-    assert type(host.factory()).__name__ == host.name == "ResNet"
+    assert host.name == "ResNet"
+    assert type(planted_model(host, {}, 1)).__name__ == "PlainResNet"
 
 
 def test_twin_of_a_residual_block_adds_what_the_block_adds():
@@ -330,26 +304,6 @@ def test_twin_of_a_residual_block_adds_what_the_block_adds():
     assert block.residual is True
     chain = trace_model(sequential_cnn(), IMAGES).factory().segments()
     assert not any(segment.residual for segment in chain)
-
-
-# ---- saves -----------------------------------------------------------------------------------
-
-
-def test_population_and_member_load_with_the_traced_factory(tmp_path: Path):
-    host = trace_model(ResNet(blocks=1), IMAGES)
-    population = Population(host.factory, host.slots, host.blueprints, 2)
-    labels = torch.tensor([[0, 1, 2, 3]])
-    population.plant([0], host.slots[0], "twin")
-    population.train_batch(IMAGES[None], labels)
-    population.save(tmp_path / "population")
-    population.member(0).save(tmp_path / "member")
-    again = Population.load(tmp_path / "population", host.factory)
-    member = MorphogeneticModel.load(tmp_path / "member", host.factory)
-    torch.testing.assert_close(member(IMAGES), population.member(0)(IMAGES))
-    torch.testing.assert_close(member.to_plain()(IMAGES), member(IMAGES))
-    for one in (population, again):
-        one.train_batch(IMAGES[None], labels)
-    assert torch.equal(again.network.host.flat_EP, population.network.host.flat_EP)
 
 
 # ---- what cannot be --------------------------------------------------------------------------
@@ -436,12 +390,3 @@ def test_models_that_cannot_be_grown(model: object, words: tuple[str, ...]):
 )
 def test_examples_that_cannot_be(example: object, word: str):
     assert word in refusal(ModeAtRoot(), example)
-
-
-def test_buffers_of_segments_move_to_the_device_with_the_host():
-    host = trace_model(Llama(), torch.randint(0, 13, (4, 8)))
-    meta = torch.device("meta")
-    network = StackedNetwork(host.factory, host.slots, host.blueprints, 2, meta)
-    buffers = [b for segment in network.segments for b in segment.module.buffers()]
-    assert buffers
-    assert {buffer.device for buffer in buffers} == {meta}

@@ -119,10 +119,10 @@ class Kinds:
         if draws_nothing(program.network):
             return replace(kind, seeded=False)
         values = self._example(job, kind)
-        packed = _Packed(program.network, self._task.inputs)
+        network = _Called(program.network, self._task.inputs)
         try:
             with program.precision():
-                found = find_draws("network", packed, packed.pack(values))
+                found = find_draws("network", network, *values)
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -202,20 +202,15 @@ class Kinds:
         return program
 
 
-class _Packed(nn.Module):
-    """A network that takes all its inputs as one tensor."""
+class _Called(nn.Module):
+    """A network that takes its inputs by position."""
 
     def __init__(self, network: nn.Module, inputs: Inputs) -> None:
         super().__init__()
         self.network, self.inputs = network, inputs
 
-    def pack(self, values: list[Tensor]) -> Tensor:
-        if len(values) == 1:
-            return values[0]
-        return torch.cat([v.reshape(len(v), -1).to(self.inputs.dtype) for v in values], dim=1)
-
-    def forward(self, x: Tensor) -> Any:
-        return self.inputs.call(self.network, self.inputs.unpack(x))
+    def forward(self, *values: Tensor) -> Any:
+        return self.inputs.call(self.network, values)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""attention (cnn): squeeze-excite."""
+"""attention (cnn, signal): squeeze-excite."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ SQUEEZE = 4
 """Hidden channels are a quarter of the width, at least two."""
 
 
-@blueprint("attention", topologies=("cnn",), min_width=2)
+@blueprint("attention", topologies=("cnn", "signal"), spatial=True, min_width=2)
 class SqueezeExcite(nn.Module):
-    """Squeeze-excite: the activation times a learnt, image-dependent weight per channel."""
+    """Squeeze-excite: the activation times a learnt, input-dependent weight per channel."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, space: int) -> None:
         super().__init__()
+        self.axes = tuple(range(-space, 0))
         hidden = max(2, width // SQUEEZE)
         self.squeeze = Linear(width, hidden)
         self.excite = Linear(hidden, width)
-        self.scale = LayerScale(width, space=2)
+        self.scale = LayerScale(width, space)
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, Tensor) and fused.norm_fits(x, 1):  # a tracer must see all modules
             means, x = fused.squeeze(x)
             return fused.excite(x, self._weights(means) * self.scale.gamma.flatten())
-        out: Tensor = self.scale(x * self._weights(x.mean(dim=(-2, -1)))[..., None, None])
+        weights = self._weights(x.mean(dim=self.axes))
+        out: Tensor = self.scale(x * weights[(..., *[None] * len(self.axes))])
         return out
 
     def seed_steps(self, state: Mapping[str, Tensor]) -> list[StepParameters]:

@@ -1,4 +1,4 @@
-"""bottleneck: a 3x3 convolution on few channels."""
+"""bottleneck: a convolution of side 3 on few channels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers.layers import (
+    CONVOLUTIONS,
     ChannelNorm,
-    Conv2d,
     LayerScale,
     conv_norm_relu,
     norm_relu,
@@ -16,24 +16,25 @@ from esper.kasmina.layers.layers import (
 
 SQUEEZE = 4
 """Hidden channels are a quarter of the width."""
-LEAST_HIDDEN = 8
+MIN_HIDDEN = 8
 """Minimum number of hidden channels, for narrow slots."""
 
 
-@blueprint("bottleneck", topologies=("cnn",))
+@blueprint("bottleneck", topologies=("cnn", "signal"), spatial=True)
 class Bottleneck(nn.Module):
-    """1x1 convolution to few channels, 3x3 convolution there, 1x1 back, each with a norm."""
+    """To few channels, convolution of side 3 there, and back, each with a norm."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, space: int) -> None:
         super().__init__()
-        hidden = max(LEAST_HIDDEN, width // SQUEEZE)
-        self.down = Conv2d(width, hidden, 1)
+        conv = CONVOLUTIONS[space]
+        hidden = max(MIN_HIDDEN, width // SQUEEZE)
+        self.down = conv(width, hidden, 1)
         self.norm1 = ChannelNorm(hidden)
-        self.conv = Conv2d(hidden, hidden, 3)
+        self.conv = conv(hidden, hidden, 3)
         self.norm2 = ChannelNorm(hidden)
-        self.up = Conv2d(hidden, width, 1)
+        self.up = conv(hidden, width, 1)
         self.norm3 = ChannelNorm(width)
-        self.scale = LayerScale(width, space=2)
+        self.scale = LayerScale(width, space)
 
     def forward(self, x: Tensor) -> Tensor:
         h = norm_relu(self.norm1, self.down(x))

@@ -1,4 +1,4 @@
-"""conv_heavy: two 3x3 convolutions."""
+"""conv_heavy: two convolutions of side 3."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers.layers import (
+    CONVOLUTIONS,
     ChannelNorm,
-    Conv2d,
     LayerScale,
     conv_norm_relu,
     conv_scaled_norm,
@@ -17,17 +17,18 @@ from esper.kasmina.layers.layers import (
 from esper.kasmina.ops.block_parameters import StepParameters, block_with_relu, scaled_block
 
 
-@blueprint("conv_heavy", topologies=("cnn",))
+@blueprint("conv_heavy", topologies=("cnn", "signal"), spatial=True)
 class ConvHeavy(nn.Module):
-    """3x3 convolution, norm, ReLU, 3x3 convolution, norm, scale."""
+    """Convolution of side 3, norm, ReLU, another one, norm, scale."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, space: int) -> None:
         super().__init__()
-        self.conv1 = Conv2d(width, width, 3)
+        conv = CONVOLUTIONS[space]
+        self.conv1 = conv(width, width, 3)
         self.norm1 = ChannelNorm(width)
-        self.conv2 = Conv2d(width, width, 3)
+        self.conv2 = conv(width, width, 3)
         self.norm2 = ChannelNorm(width)
-        self.scale = LayerScale(width, space=2)
+        self.scale = LayerScale(width, space)
 
     def forward(self, x: Tensor) -> Tensor:
         h = conv_norm_relu(self.conv1, self.norm1, x)

@@ -1,4 +1,4 @@
-"""conv_light: one 3x3 convolution."""
+"""conv_light: one convolution of side 3."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers.layers import ChannelNorm, Conv2d, LayerScale, conv_scaled_norm
+from esper.kasmina.layers.layers import CONVOLUTIONS, ChannelNorm, LayerScale, conv_scaled_norm
 from esper.kasmina.ops.block_parameters import StepParameters, scaled_block
 
 
-@blueprint("conv_light", topologies=("cnn",))
+@blueprint("conv_light", topologies=("cnn", "signal"), spatial=True)
 class ConvLight(nn.Module):
-    """3x3 convolution, norm, scale."""
+    """Convolution of side 3, norm, scale."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, space: int) -> None:
         super().__init__()
-        self.conv = Conv2d(width, width, 3)
+        conv = CONVOLUTIONS[space]
+        self.conv = conv(width, width, 3)
         self.norm = ChannelNorm(width)
-        self.scale = LayerScale(width, space=2)
+        self.scale = LayerScale(width, space)
 
     def forward(self, x: Tensor) -> Tensor:
         return conv_scaled_norm(self.conv, self.norm, self.scale, x)

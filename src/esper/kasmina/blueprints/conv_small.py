@@ -1,4 +1,4 @@
-"""conv_small: one 1x1 convolution, linear."""
+"""conv_small: one convolution of side 1, linear."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers.layers import Conv2d, LayerScale
+from esper.kasmina.layers.layers import CONVOLUTIONS, LayerScale
 from esper.kasmina.ops import fused
 from esper.kasmina.ops.block_parameters import ConvParameters, StepParameters
 from esper.kasmina.ops.convolution import conv2d
 
 
-@blueprint("conv_small", topologies=("cnn",))
+@blueprint("conv_small", topologies=("cnn", "signal"), spatial=True)
 class ConvSmall(nn.Module):
-    """1x1 convolution, scale: linear without a bias, so it can be merged into what comes next."""
+    """Convolution of side 1, scale: linear without a bias, so it can be merged."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, space: int) -> None:
         super().__init__()
-        self.conv = Conv2d(width, width, 1)
-        self.scale = LayerScale(width, space=2)
+        conv = CONVOLUTIONS[space]
+        self.conv = conv(width, width, 1)
+        self.scale = LayerScale(width, space)
+        self.images = space == 2
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(x, Tensor) and fused.half_type(x) is not None:  # a tracer must see modules
+        # A tracer must see modules.
+        if self.images and isinstance(x, Tensor) and fused.half_type(x) is not None:
             weight = self.conv.weight * self.scale.gamma[..., None]
             return conv2d(x, weight, None, self.conv.padding, 1, 1)
         out: Tensor = self.scale(self.conv(x))

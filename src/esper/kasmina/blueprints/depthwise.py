@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
+from esper.kasmina.layers.layers import CONVOLUTIONS, ChannelNorm, LayerScale, scaled_norm
 from esper.kasmina.ops.block_parameters import ConvParameters, StepParameters, scaled_norm_step
 
 
-@blueprint("depthwise", topologies=("cnn",))
+@blueprint("depthwise", topologies=("cnn", "signal"), spatial=True)
 class Depthwise(nn.Module):
-    """Depthwise 3x3 convolution, 1x1 convolution, norm, scale."""
+    """Depthwise convolution of side 3, convolution of side 1, norm, scale."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, space: int) -> None:
         super().__init__()
-        self.depthwise = Conv2d(width, width, 3, groups=width)
-        self.pointwise = Conv2d(width, width, 1)
+        conv = CONVOLUTIONS[space]
+        self.depthwise = conv(width, width, 3, groups=width)
+        self.pointwise = conv(width, width, 1)
         self.norm = ChannelNorm(width)
-        self.scale = LayerScale(width, space=2)
+        self.scale = LayerScale(width, space)
 
     def forward(self, x: Tensor) -> Tensor:
         return scaled_norm(self.norm, self.scale, self.pointwise(self.depthwise(x)))

@@ -1,4 +1,4 @@
-"""lora: low-rank linear map."""
+"""lora, lora_large: low-rank linear maps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers.layers import Linear
 
 RANK = 4
+LARGE_RANK = 16
 
 
 @blueprint("lora", topologies=("transformer",), min_width=RANK)
@@ -26,3 +27,10 @@ class LoRA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.up(self.down(x))
         return out
+
+
+@blueprint("lora_large", topologies=("transformer",), min_width=LARGE_RANK)
+class LoRALarge(LoRA):
+    """Linear map to 16 channels and back, no bias; the up projection is initially 0."""
+
+    rank = LARGE_RANK

@@ -24,3 +24,10 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.mlp(self.norm(x))
         return out
+
+
+@blueprint("mlp_small", topologies=("transformer", "mlp"), min_width=2)
+class MLPSmall(MLP):
+    """Norm, linear map of the same width, GELU, linear map (initially 0)."""
+
+    ratio = 1

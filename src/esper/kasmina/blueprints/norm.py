@@ -1,4 +1,4 @@
-"""norm (cnn): group norm of the activation, the cheapest seed."""
+"""norm (cnn, signal): group norm of the activation, the cheapest seed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from esper.kasmina.layers.layers import ChannelNorm, LayerScale, scaled_norm
 from esper.kasmina.ops.block_parameters import StepParameters, scaled_norm_step
 
 
-@blueprint("norm", topologies=("cnn",))
+@blueprint("norm", topologies=("cnn", "signal"), spatial=True)
 class Norm(nn.Module):
     """The normalised activation, scaled per channel."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, space: int) -> None:
         super().__init__()
         self.norm = ChannelNorm(width)
-        self.scale = LayerScale(width, space=2)
+        self.scale = LayerScale(width, space)
 
     def forward(self, x: Tensor) -> Tensor:
         return scaled_norm(self.norm, self.scale, x)

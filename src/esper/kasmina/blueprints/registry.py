@@ -16,6 +16,9 @@ slot then refuses it with that reason. Its attribute `inherited` maps names of i
 host's: at germination these are copied from the member's current host, buffers included
 (twin.py).
 
+With `spatial=True` the class is called with the width and `space`, the number of axes behind the
+channels: 2 for images, 1 for signals.
+
 With `reads_ahead=True` it is refused by sequence hosts, unless they have an attribute `causal` that
 is False: a seed that sees later positions would give a language model the answers.
 
@@ -29,10 +32,12 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
+from esper.kasmina.layers.host_checks import axes_after_channels
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import TOPOLOGIES, InjectionSpec, Topology
 
@@ -76,7 +81,8 @@ class Blueprint:
         """Whether it is built in, and so known to work in any slot it fits."""
         if self.from_host:  # made of a user's modules, perhaps
             return False
-        return getattr(self.factory, "__module__", "").startswith("esper.kasmina.")
+        made_by = getattr(self.factory, "func", self.factory)  # a `partial` if it is spatial
+        return getattr(made_by, "__module__", "").startswith("esper.kasmina.")
 
     def misfit(self, width: int) -> str | None:
         """Return why this blueprint does not fit a slot of that width, or None if it does."""
@@ -147,16 +153,24 @@ def blueprint(
     min_width: int = 1,
     from_host: bool = False,
     reads_ahead: bool = False,
+    spatial: bool = False,
 ) -> Callable[[type[M]], type[M]]:
     """Decorator that registers a module class with its docstring.
 
-    The class is called with the width, or with a `HostSegment` if `from_host`.
+    The class is called with the width (and `space`, if `spatial`), or with a `HostSegment` if
+    `from_host`.
     """
 
     def add(cls: type[M]) -> type[M]:
         description = (cls.__doc__ or "").strip().split("\n")[0]
-        entry = Blueprint(name, topologies, min_width, cls, description, from_host, reads_ahead)
-        BlueprintRegistry.register(entry)
+        kinds: list[tuple[tuple[Topology, ...], Callable[..., nn.Module]]] = [(topologies, cls)]
+        if spatial:
+            kinds = [((t,), partial(cls, space=axes_after_channels(t))) for t in topologies]
+        for fitting, factory in kinds:
+            entry = Blueprint(
+                name, fitting, min_width, factory, description, from_host, reads_ahead
+            )
+            BlueprintRegistry.register(entry)
         return cls
 
     return add

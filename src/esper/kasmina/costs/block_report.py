@@ -10,7 +10,7 @@ from esper.kasmina.ops.kernels.block_plan import BlockShape
 from esper.kasmina.stacked.network import StackedNetwork
 
 
-def block_shapes(network: StackedNetwork, x: Tensor) -> list[BlockShape]:
+def _block_shapes(network: StackedNetwork, x: Tensor) -> list[BlockShape]:
     """Return the 3x3 convolutions of the host, then those that seeds would add at its slots.
 
     `x`: a sample as a batch of one. Each is counted with the norm that our modules put behind it.
@@ -43,7 +43,7 @@ def block_shapes(network: StackedNetwork, x: Tensor) -> list[BlockShape]:
 
 def block_lines(network: StackedNetwork, x: Tensor) -> list[str]:
     """Return one line for the shapes that are fused, and one for the others with the reason."""
-    shapes = block_shapes(network, x)
+    shapes = _block_shapes(network, x)
     taken = [shape.line() for shape in shapes if shape.unsupported_reason() is None]
     others = [
         f"{shape.line()} ({reason})" for shape in shapes if (reason := shape.unsupported_reason())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from esper.device.rng import forked_rng
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.layers.counting import count_macs
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.layers.random_probe import draws_in_evaluation
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.stacked.network import StackedNetwork
@@ -35,7 +36,7 @@ class HostProbe:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ShapeTrace:
+class _ShapeTrace:
     """Shapes that inputs of one size lead to."""
 
     slot_shapes: tuple[tuple[int, ...], ...]
@@ -44,14 +45,14 @@ class ShapeTrace:
     """Output for one sample, `[1, ...]`."""
 
 
-def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
+def trace_shapes(network: StackedNetwork, x: Tensor) -> _ShapeTrace:
     """Run one sample of `x` (a non-empty batch) through the template, segment by segment.
 
     Raises if a segment fails or does not return one tensor, batch first, or if an activation does
     not match its slot's spec.
     """
     host = network.host.template
-    with _mode(host, training=False), _temporary_buffers(host), torch.no_grad():
+    with in_mode(host, training=False), _temporary_buffers(host), torch.no_grad():
         shapes, output = _run_chain(network, x[:1])
         in_pairs, _ = _run_chain(network, _pair(x))
     for index, (one, two) in enumerate(zip(shapes, in_pairs, strict=True)):
@@ -62,10 +63,10 @@ def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
             f"host {_name(network)} gives {_dtype(output.dtype)}: outputs must be real numbers, "
             f"logits for classification"
         )
-    return ShapeTrace(tuple(shapes[spec.position][1:] for spec in network.slots), output)
+    return _ShapeTrace(tuple(shapes[spec.position][1:] for spec in network.slots), output)
 
 
-def probe_host(network: StackedNetwork, x: Tensor, trace: ShapeTrace) -> HostProbe:
+def probe_host(network: StackedNetwork, x: Tensor, trace: _ShapeTrace) -> HostProbe:
     """Check that `forward` equals the chain and that a train batch works; count MACs."""
     _check_forward(network, x[:1], trace.output)
     _try_training(network, _pair(x), trace.output.shape[1:])
@@ -91,9 +92,9 @@ def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
                 forked_rng(0, network.device),
                 kernel_scope(kernels="own"),
             ):
-                with _mode(host, training=False), _full_precision(network.device):
+                with in_mode(host, training=False), _full_precision(network.device):
                     outs.append(_run_chain(network, given)[1])
-                with _mode(host, training=True):
+                with in_mode(host, training=True):
                     _run_chain(network, given)
     except torch.OutOfMemoryError:
         raise
@@ -122,7 +123,7 @@ def probe_template(
     name, place = network.blueprints[blueprint].name, network.slots[slot].slot_id
     with (
         user_code(f"blueprint {name!r} fails in slot {place} on an activation {tuple(h.shape)}"),
-        _mode(template, training=False),
+        in_mode(template, training=False),
         torch.no_grad(),
     ):
         check_delta(network, slot, blueprint, template(h.clone()), h)
@@ -170,7 +171,7 @@ def _check_forward(network: StackedNetwork, x: Tensor, chain: Tensor) -> None:
     """Raise unless `forward` equals running the segments in order."""
     host = network.host.template
     given = x.clone()
-    with _mode(host, training=False), _temporary_buffers(host), torch.no_grad():
+    with in_mode(host, training=False), _temporary_buffers(host), torch.no_grad():
         with user_code(f"host {_name(network)} forward(x) fails on {tuple(x.shape)}"):
             whole = host(given)
         if not isinstance(whole, Tensor):
@@ -225,7 +226,7 @@ def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int
     if any(p.is_inference() for p in learnt):
         return  # built in inference mode: such a population never trains
     with (
-        _mode(host, training=True),
+        in_mode(host, training=True),
         torch.inference_mode(False),
         torch.enable_grad(),
         forked_rng(0, network.device),
@@ -302,14 +303,3 @@ def _name(network: StackedNetwork) -> str:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-@contextlib.contextmanager
-def _mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Set training or eval mode inside the block."""
-    before = module.training
-    module.train(training)
-    try:
-        yield
-    finally:
-        module.train(before)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.costs.probe import HostProbe, probe_template
 from esper.kasmina.layers.counting import count_parameters, flop_counter
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.lifecycle.caps import SeedCosts
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.leyline.actions import BlendStyle
@@ -88,7 +89,7 @@ class SeedSizes:
         """Positions by which a seed widens the receptive field along one axis."""
         cache, key = self._cache(slot, blueprint, self._fields, _KNOWN_FIELDS)
         if key not in cache:
-            cache[key] = receptive_gain(self.network.seed_template(slot, blueprint))
+            cache[key] = _receptive_gain(self.network.seed_template(slot, blueprint))
         return cache[key]
 
     def per_slot(
@@ -151,10 +152,10 @@ class SeedSizes:
         return out
 
 
-def receptive_gain(module: nn.Module) -> int:
+def _receptive_gain(module: nn.Module) -> int:
     """Sum over convolutions of (kernel - 1) * dilation along the last axis.
 
-    >>> receptive_gain(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 5, dilation=2)))
+    >>> _receptive_gain(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 5, dilation=2)))
     10
     """
     total = 0
@@ -257,13 +258,16 @@ def _train_macs(
     Modules run in eval mode, so that norms accept one sample and no buffer changes.
     """
     chained = nn.Sequential(*chain)
-    modes = {part: part.training for part in chained.modules()}
     learns = {p: p.requires_grad for p in chained.parameters()}
-    chained.eval()
     try:
         for parameter, learnt in learns.items():
             parameter.requires_grad_(learnt and trains)
-        with torch.inference_mode(False), torch.enable_grad(), flop_counter() as counter:
+        with (
+            in_mode(chained, training=False),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            flop_counter() as counter,
+        ):
             given = x.clone()
             if given.is_floating_point():
                 given.requires_grad_(input_gradient)
@@ -275,6 +279,4 @@ def _train_macs(
         for parameter, learnt in learns.items():
             parameter.requires_grad_(learnt)
             parameter.grad = None
-        for part, mode in modes.items():
-            part.training = mode
     return counter.total // 2

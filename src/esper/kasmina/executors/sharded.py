@@ -88,7 +88,7 @@ class ShardedExecutor(LoopExecutor):
         return joined(outputs), joined(losses)
 
     @contextlib.contextmanager
-    def _computing(self, run: ShardedRun, shards: Shards) -> Iterator[None]:
+    def _computing(self, run: _ShardedRun, shards: Shards) -> Iterator[None]:
         try:
             with shards.messages(), kernel_scope(kernels=self.kernels):
                 yield
@@ -121,7 +121,7 @@ class ShardedExecutor(LoopExecutor):
         plan: RowPlan,
         training: bool,
         key_R: Tensor | None,
-    ) -> tuple[Shards, ShardedRun]:
+    ) -> tuple[Shards, _ShardedRun]:
         check_input(network, x)
         set_training(network, training)
         shards = network.shards
@@ -132,7 +132,7 @@ class ShardedExecutor(LoopExecutor):
             )
         share = shards.share(x.shape[1])
         streams = None if key_R is None else RowStreams(key_R)
-        run = ShardedRun(network, x[:, share.samples], plan, training, streams, share=share)
+        run = _ShardedRun(network, x[:, share.samples], plan, training, streams, share=share)
         return shards, run
 
 
@@ -147,7 +147,7 @@ def _grad_mode() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class ShardedRun(LoopRun):
+class _ShardedRun(LoopRun):
     """One pass over this rank's share of the batch."""
 
     share: BatchShare = field(default_factory=lambda: BatchShare(1, 0, 1))

@@ -200,7 +200,7 @@ def _seed_steps(
 
     `by_kernel`: whether a kernel can blend in seeds that do not all add.
     """
-    if not fused.asked_for_blocks():
+    if not fused.asked_for_blocks() or h.ndim != 5:  # images only
         return ()
     bank = network.bank(group.slot, group.blueprint)
     template = bank.template

@@ -8,15 +8,13 @@ Shape letters: R rows, G rows of one group, B batch; `...` the activation.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.device.branches import Branches
 from esper.kasmina.blueprints.seed_places import Segment
@@ -68,7 +66,7 @@ class VmapExecutor:
         key_R: Tensor | None = None,
     ) -> Tensor:
         """Return outputs `[R, B, ...]`."""
-        with kernel_scope(kernels=self.kernels), _attention_for_vmap(network):
+        with kernel_scope(kernels=self.kernels):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
 
@@ -132,22 +130,6 @@ class VmapExecutor:
         if training and fixed:
             _write_back_buffers(network.host, fixed, plan.kept)
         return h
-
-
-@contextlib.contextmanager
-def _attention_for_vmap(network: StackedNetwork) -> Iterator[None]:
-    """Keep torch's attention from operations that vmap would run row by row."""
-    if not getattr(network.host.template, "torch_attention", False):
-        yield
-        return
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    on_cpu = network.device.type == "cpu"
-    try:
-        with sdpa_kernel(SDPBackend.MATH) if on_cpu else contextlib.nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:

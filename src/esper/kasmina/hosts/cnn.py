@@ -95,7 +95,7 @@ class SignalHead(Head):
     axes = (-1,)
 
 
-class ConvHost(nn.Module):
+class _ConvHost(nn.Module):
     """A chain of blocks with doubling channels, optionally up to a limit.
 
     Slots: row 0 after each block, before pooling; row 1 after pooling. A block that does not pool
@@ -164,7 +164,7 @@ class ConvHost(nn.Module):
         return x
 
 
-class CNNHost(ConvHost):
+class CNNHost(_ConvHost):
     """A chain of blocks with doubling channels, up to a limit if given, on `[B, C, H, W]`."""
 
     topology: Topology = "cnn"
@@ -174,7 +174,7 @@ class CNNHost(ConvHost):
     usual_channels = 3
 
 
-class SignalHost(ConvHost):
+class SignalHost(_ConvHost):
     """A chain of blocks with doubling channels, up to a limit if given, on `[B, C, L]`."""
 
     topology: Topology = "signal"

@@ -20,7 +20,7 @@ HEAD_GAIN = 0.1
 """Keeps the initial logits small at any depth: residual activations grow with it."""
 
 
-def make_norm(name: NormName, channels: int) -> nn.Module:
+def _make_norm(name: NormName, channels: int) -> nn.Module:
     """Return a batch norm, or a group norm without running statistics."""
     return nn.BatchNorm2d(channels) if name == "batch" else ChannelNorm(channels)
 
@@ -31,7 +31,7 @@ class Stem(nn.Module):
     def __init__(self, in_channels: int, channels: int, norm: NormName) -> None:
         super().__init__()
         self.conv = Conv2d(in_channels, channels, 3)
-        self.norm = make_norm(norm, channels)
+        self.norm = _make_norm(norm, channels)
 
     def forward(self, x: Tensor) -> Tensor:
         return conv_norm_relu(self.conv, self.norm, x)
@@ -64,9 +64,9 @@ class BasicBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.conv1 = Conv2d(in_channels, channels, 3, stride=stride)
-        self.norm1 = make_norm(norm, channels)
+        self.norm1 = _make_norm(norm, channels)
         self.conv2 = Conv2d(channels, channels, 3)
-        self.norm2 = make_norm(norm, channels)
+        self.norm2 = _make_norm(norm, channels)
         same = in_channels == channels and stride == 1
         self.shortcut = nn.Identity() if same else Shortcut(channels, stride)
 

@@ -36,7 +36,7 @@ class Gate(nn.Module):
         return torch.sigmoid(self.weight.view(shape) * h + self.bias.view(shape))
 
 
-def blend_update(style: BlendStyle, h: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
+def _blend_update(style: BlendStyle, h: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
     """Return what an operator adds to h at alpha 1; `gate` is g(h), needed for GATE."""
     if style is BlendStyle.MULTIPLY:
         return h * torch.tanh(delta)
@@ -50,7 +50,7 @@ def blend(
     h: Tensor, delta: Tensor, alpha: Tensor | float, style: BlendStyle, gate: Tensor | None
 ) -> Tensor:
     """Return h with the seed blended in with strength alpha."""
-    return h + alpha * blend_update(style, h, delta, gate)
+    return h + alpha * _blend_update(style, h, delta, gate)
 
 
 def update_rows(
@@ -66,9 +66,9 @@ def update_rows(
     operators are selected away, never multiplied by 0 (which would keep NaN).
     """
     first, *others = sorted(present)
-    update = blend_update(first, h_G, delta_G, gate_G)
+    update = _blend_update(first, h_G, delta_G, gate_G)
     for style in others:
         update = torch.where(
-            style_G == int(style), blend_update(style, h_G, delta_G, gate_G), update
+            style_G == int(style), _blend_update(style, h_G, delta_G, gate_G), update
         )
     return update

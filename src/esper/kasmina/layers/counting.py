@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.ops.kernel_scope import kernel_scope
 
 
@@ -36,7 +37,7 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts floating-point operations by torch's formulas; its own counter also asks where."""
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def flop_counter() -> Iterator[FlopCounter]:
+def flop_counter() -> Iterator[_FlopCounter]:
     """Count floating-point operations inside the block, by their definitions.
 
     Attention is computed unfused, because torch's counter does not know all fused kernels.
@@ -71,7 +72,7 @@ def flop_counter() -> Iterator[FlopCounter]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         as_defined = kernel_scope(torch_convolutions=True)
-        with as_defined, sdpa_kernel(SDPBackend.MATH), FlopCounter() as counter:
+        with as_defined, sdpa_kernel(SDPBackend.MATH), _FlopCounter() as counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -79,11 +80,8 @@ def flop_counter() -> Iterator[FlopCounter]:
 
 def count_macs(module: nn.Module, x: Tensor) -> int:
     """Return the multiply-accumulates of a forward pass per sample; `x` is a batch of any size."""
-    was_training = module.training
-    module.eval()
-    with torch.no_grad(), flop_counter() as counter:
+    with in_mode(module, training=False), torch.no_grad(), flop_counter() as counter:
         module(x[:1])
-    module.train(was_training)
     return counter.total // 2
 
 
@@ -93,17 +91,16 @@ def count_training_macs(network: nn.Module, run: Callable[[], Tensor]) -> tuple[
     `run`: calls the network with one sample. Modules run in eval mode, so that norms accept one
     sample and no buffer changes; gradients are dropped, modes put back.
     """
-    modes = {part: part.training for part in network.modules()}
-    network.eval()
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), flop_counter() as counter:
-            out = run()
-            forward = counter.total // 2
-            if out.requires_grad:
-                # The counter's hooks do not support torch.autograd.grad.
-                out.float().square().sum().backward()  # type: ignore[no-untyped-call]
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-        network.zero_grad(set_to_none=True)
+    with (
+        in_mode(network, training=False),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        flop_counter() as counter,
+    ):
+        out = run()
+        forward = counter.total // 2
+        if out.requires_grad:
+            # The counter's hooks do not support torch.autograd.grad.
+            out.float().square().sum().backward()  # type: ignore[no-untyped-call]
+    network.zero_grad(set_to_none=True)
     return forward, counter.total // 2

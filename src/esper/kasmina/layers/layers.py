@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Final, Literal
 
 import torch
 import torch.nn.functional as F
@@ -74,8 +74,11 @@ class DrawnModule(nn.Module):
         }
 
 
-class Conv2d(DrawnModule):
-    """Convolution with "same" padding and He-uniform weights; `zero=True` starts at 0."""
+class _Conv(DrawnModule):
+    """Convolution with "same" padding and He-uniform weights."""
+
+    space: ClassVar[int]
+    """Axes of the kernel."""
 
     def __init__(
         self,
@@ -85,65 +88,52 @@ class Conv2d(DrawnModule):
         *,
         stride: int = 1,
         groups: int = 1,
+        dilation: int = 1,
         bias: bool = False,
-        zero: bool = False,
     ) -> None:
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
-            raise EsperError(f"Conv2d kernel_size={kernel_size}: must be odd, so the size is kept")
-        fan_in = in_channels // groups * kernel_size**2
-        shape = (out_channels, in_channels // groups, kernel_size, kernel_size)
+            name = type(self).__name__
+            raise EsperError(f"{name} kernel_size={kernel_size}: must be odd, so the size is kept")
+        fan_in = in_channels // groups * kernel_size**self.space
+        shape = (out_channels, in_channels // groups, *[kernel_size] * self.space)
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
-        self.kernel_size, self.padding = kernel_size, kernel_size // 2
-        self.stride, self.groups = stride, groups
-        self.draws = {} if zero else {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
+        self.kernel_size, self.padding = kernel_size, dilation * (kernel_size // 2)
+        self.stride, self.groups, self.dilation = stride, groups, dilation
+        self.draws = {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
         self.draw_parameters()
+
+    def extra_repr(self) -> str:
+        out_channels, in_channels = self.weight.shape[:2]
+        stride = "" if self.stride == 1 else f", stride={self.stride}"
+        dilation = "" if self.dilation == 1 else f", dilation={self.dilation}"
+        return (
+            f"{in_channels * self.groups}, {out_channels}, kernel_size={self.kernel_size}, "
+            f"groups={self.groups}{stride}{dilation}"
+        )
+
+
+class Conv2d(_Conv):
+    """Convolution of images with "same" padding and He-uniform weights."""
+
+    space = 2
 
     def forward(self, x: Tensor) -> Tensor:
         return conv2d(x, self.weight, self.bias, self.padding, self.groups, self.stride)
 
-    def extra_repr(self) -> str:
-        out_channels, in_channels, size, _ = self.weight.shape
-        stride = "" if self.stride == 1 else f", stride={self.stride}"
-        return (
-            f"{in_channels * self.groups}, {out_channels}, kernel_size={size}, "
-            f"groups={self.groups}{stride}"
-        )
 
-
-class Conv1d(DrawnModule):
+class Conv1d(_Conv):
     """Convolution of signals with "same" padding and He-uniform weights."""
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int,
-        *,
-        groups: int = 1,
-        dilation: int = 1,
-    ) -> None:
-        super().__init__()
-        if kernel_size < 1 or kernel_size % 2 == 0:
-            raise EsperError(f"Conv1d kernel_size={kernel_size}: must be odd, so the size is kept")
-        fan_in = in_channels // groups * kernel_size
-        self.weight = nn.Parameter(torch.zeros(out_channels, in_channels // groups, kernel_size))
-        self.bias = None
-        self.kernel_size, self.padding = kernel_size, dilation * (kernel_size // 2)
-        self.groups, self.dilation = groups, dilation
-        self.draws = {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
-        self.draw_parameters()
+    space = 1
 
     def forward(self, x: Tensor) -> Tensor:
         return conv1d(x, self.weight, self.bias, self.padding, self.groups, self.dilation)
 
-    def extra_repr(self) -> str:
-        out_channels, in_channels, size = self.weight.shape
-        return (
-            f"{in_channels * self.groups}, {out_channels}, kernel_size={size}, "
-            f"groups={self.groups}, dilation={self.dilation}"
-        )
+
+CONVOLUTIONS: Final[dict[int, type[Conv1d | Conv2d]]] = {1: Conv1d, 2: Conv2d}
+"""By the number of axes behind the channels."""
 
 
 class Linear(DrawnModule):

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.device.rng import forked_rng
 from esper.kasmina.layers.layers import has_hooks
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.layers.random_layers import RowDraws, RowStreams, Site
 from esper.leyline.errors import ShapeError
 
@@ -66,31 +67,26 @@ def draws_nothing(module: nn.Module) -> bool:
     )
 
 
-def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
+def find_draws(name: str, module: nn.Module, *inputs: Tensor) -> Draws:
     """Run a module in training mode on at least two samples, twice unless it is known to draw
     nothing; its state is restored."""
-    modes = {part: part.training for part in module.modules()}
-    module.train()
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            if draws_nothing(module):
-                out = functional_call(module, _cloned_state(module), (x.detach().clone(),))
-                return Draws(None, (), out.detach())
-            with forked_rng(0, x.device):
-                return _find_by_trial(name, module, x)
-    finally:
-        for part, mode in modes.items():  # a user's host may keep a norm in eval mode
-            part.training = mode
+    with in_mode(module, training=True), torch.inference_mode(False), torch.enable_grad():
+        if draws_nothing(module):
+            given = tuple(x.detach().clone() for x in inputs)
+            out = functional_call(module, _cloned_state(module), given)
+            return Draws(None, (), out.detach())
+        with forked_rng(0, inputs[0].device):
+            return _find_by_trial(name, module, inputs)
 
 
-def _find_by_trial(name: str, module: nn.Module, x: Tensor) -> Draws:
+def _find_by_trial(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Draws:
     site = Site(name)
     with _AttentionRecorder() as attention:
-        out, watch, sources = _run(site, module, x)
+        out, watch, sources = _run(site, module, inputs)
     if attention.draws:
         site = Site(name, plain_attention=True)
-        out, watch, sources = _run(site, module, x)
-    again, _, _ = _run(site, module, x)
+        out, watch, sources = _run(site, module, inputs)
+    again, _, _ = _run(site, module, inputs)
     same = torch.allclose(out.float(), again.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
     if not same and not sources:
         sources = [_UNSEEN]
@@ -102,12 +98,9 @@ def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:
     """Whether a module draws random numbers in eval mode."""
     if draws_nothing(module):
         return False
-    was_training = module.training
-    module.eval()
     watch = _DrawRecorder(Site("evaluation"), x.device)
-    with forked_rng(0, x.device), torch.no_grad(), watch:
+    with in_mode(module, training=False), forked_rng(0, x.device), torch.no_grad(), watch:
         module(x.clone())
-    module.train(was_training)
     return bool(watch.calls or watch.unknown)
 
 
@@ -181,13 +174,15 @@ class _AttentionRecorder(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _run(site: Site, module: nn.Module, x: Tensor) -> tuple[Tensor, _DrawRecorder, list[str]]:
+def _run(
+    site: Site, module: nn.Module, inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, _DrawRecorder, list[str]]:
     """Run once on copies of the state; return output, draws and other sources."""
-    watch = _DrawRecorder(site, x.device)
+    watch = _DrawRecorder(site, inputs[0].device)
     python_before, numpy_before = random.getstate(), _numpy_state()
-    given = x.detach().clone().requires_grad_(x.is_floating_point())
+    given = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     with watch:
-        out = functional_call(module, _cloned_state(module), (given.clone(),))
+        out = functional_call(module, _cloned_state(module), tuple(x.clone() for x in given))
     if not isinstance(out, Tensor):
         raise ShapeError(f"{site.name} gives {type(out).__name__} in training mode, not a tensor")
     sources = [f"torch.{op}" for op in dict.fromkeys(watch.unknown)]

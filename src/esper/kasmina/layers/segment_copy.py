@@ -42,7 +42,7 @@ _POOLS: Final = (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SegmentCopy:
+class _SegmentCopy:
     """A module of the segment's kind that keeps the shape of the slot."""
 
     module: nn.Module
@@ -54,7 +54,7 @@ class SegmentCopy:
     """Whether it modifies its input in place."""
 
 
-def copy_segment(segment: nn.Module, sample: Tensor, width: int) -> SegmentCopy:
+def copy_segment(segment: nn.Module, sample: Tensor, width: int) -> _SegmentCopy:
     """Copy a segment for activations like `sample` with `width` channels; raises if impossible."""
     try:
         module = copy.deepcopy(segment)
@@ -70,7 +70,7 @@ def copy_segment(segment: nn.Module, sample: Tensor, width: int) -> SegmentCopy:
         module(given)
     before, after = _shapes(segment), _shapes(module)
     same = tuple(name for name, shape in after.items() if before[name] == shape)
-    return SegmentCopy(module.train(), fresh, same, not torch.equal(given, sample))
+    return _SegmentCopy(module.train(), fresh, same, not torch.equal(given, sample))
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

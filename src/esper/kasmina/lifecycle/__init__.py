@@ -15,14 +15,14 @@ from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec
 
 
-class HasLifecycle(Protocol):
+class _HasLifecycle(Protocol):
     """Anything with a lifecycle, such as a population."""
 
     @property
     def lifecycle(self) -> Lifecycle: ...
 
 
-def advance_active_seed(population: HasLifecycle, members: IntLike, slot: IntLike) -> Bools:
+def advance_active_seed(population: _HasLifecycle, members: IntLike, slot: IntLike) -> Bools:
     """Advance the seed of `slot` in each member where the gate passes; return where it did.
 
     `slot`: one for all members, or one each.

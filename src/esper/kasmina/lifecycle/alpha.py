@@ -21,7 +21,7 @@ SIGMOID_STEEPNESS: Final = {
 }
 
 
-def curve_value(curve: Codes, progress: npt.NDArray[np.float64]) -> Floats:
+def _curve_value(curve: Codes, progress: npt.NDArray[np.float64]) -> Floats:
     """Return the ramp position 0..1 after `progress` 0..1 of its steps."""
     t = np.clip(progress, 0.0, 1.0)
     out = np.where(curve == AlphaCurve.COSINE, 0.5 - 0.5 * np.cos(np.pi * t), t)
@@ -47,5 +47,5 @@ def ramp_alpha(
 ) -> Floats:
     """Alpha after `done` of `total` steps from `start` to `target`; exactly `target` at the end."""
     progress = done / np.maximum(total, 1)
-    value = start + (target - start) * curve_value(curve, progress)
+    value = start + (target - start) * _curve_value(curve, progress)
     return np.where(done >= total, target, value).astype(np.float32)

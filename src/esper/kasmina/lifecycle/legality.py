@@ -23,14 +23,14 @@ from esper.leyline.stage_masks import stage_mask
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
 
 
-class SlotRules(Protocol):
+class _SlotRules(Protocol):
     """Settings that the rules read."""
 
     @property
     def min_prune_age(self) -> int: ...
 
 
-class SlotStates(Protocol):
+class _SlotStates(Protocol):
     """State that the rules read: the arrays of a lifecycle, and its gates."""
 
     stage_ES: Codes
@@ -50,7 +50,7 @@ class SlotStates(Protocol):
     action_space: ActionSpace
 
     @property
-    def config(self) -> SlotRules: ...
+    def config(self) -> _SlotRules: ...
     def budget_left(self) -> Ints: ...
     def fits_ESK(self) -> Bools: ...
     def occupied(self) -> Bools: ...
@@ -77,23 +77,23 @@ class VetoTable:
         """What the rules read when the reasons below were found."""
         self._found: dict[LifecycleOp, Codes] = {}
 
-    def reasons(self, life: SlotStates, op: LifecycleOp) -> Codes:
+    def reasons(self, life: _SlotStates, op: LifecycleOp) -> Codes:
         """Return `[E, S]` the first `VetoReason` against `op`, read-only; NONE where legal."""
         self._renew(life)
         return self._reasons(life, op)
 
-    def all_reasons(self, life: SlotStates) -> Codes:
+    def all_reasons(self, life: _SlotStates) -> Codes:
         """Return `[O, E, S]` the first `VetoReason` against each operation."""
         self._renew(life)
         return np.array([self._reasons(life, op) for op in _OPS])
 
-    def _reasons(self, life: SlotStates, op: LifecycleOp) -> Codes:
+    def _reasons(self, life: _SlotStates, op: LifecycleOp) -> Codes:
         if op not in self._found:
             veto_ES = self._found[op] = veto_reasons(life, op)
             veto_ES.setflags(write=False)
         return self._found[op]
 
-    def _renew(self, life: SlotStates) -> None:
+    def _renew(self, life: _SlotStates) -> None:
         """Forget what was found if the slots have changed since.
 
         They are compared by content, because callers write into the arrays of a lifecycle.
@@ -104,7 +104,7 @@ class VetoTable:
             self._found.clear()
 
 
-def _state_of(life: SlotStates) -> tuple[object, ...]:
+def _state_of(life: _SlotStates) -> tuple[object, ...]:
     """Return everything that the rules read."""
     seen = life.signals
     arrays = (
@@ -117,7 +117,7 @@ def _state_of(life: SlotStates) -> tuple[object, ...]:
     return (*settings, *[array.tobytes() for array in arrays])
 
 
-def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
+def veto_reasons(life: _SlotStates, op: LifecycleOp) -> Codes:
     """Return `[E, S]` the first `VetoReason` against `op`; NONE where it is legal."""
     if not _offered(life, op):
         return np.full(life.stage_ES.shape, VetoReason.NOT_IN_PHASE, dtype=np.int8)
@@ -127,7 +127,7 @@ def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
     return veto_ES
 
 
-def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
+def _rules(life: _SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
     """Yield reasons and where they apply `[E, S]`, either axis may be 1; the first counts."""
     if op is LifecycleOp.WAIT:
         return
@@ -153,7 +153,7 @@ def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bool
         yield VetoReason.GATE_CLOSED, ~life.gate_open(Gate.G5)
 
 
-def _germination_vetoes(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
+def _germination_vetoes(life: _SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
     """Vetoes of a new seed. Here any blueprint may fit; `action_vetoes` checks the chosen one."""
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
     yield VetoReason.BUDGET_SPENT, life.budget_left()[:, None] <= 0
@@ -163,7 +163,7 @@ def _germination_vetoes(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
     yield VetoReason.SLOT_CLOSED, life.closed_ES
 
 
-def _offered(life: SlotStates, op: LifecycleOp) -> bool:
+def _offered(life: _SlotStates, op: LifecycleOp) -> bool:
     """Whether the context has this operation, in this phase."""
     if life.planning:
         return op in (LifecycleOp.WAIT, LifecycleOp.PLANT)
@@ -171,7 +171,7 @@ def _offered(life: SlotStates, op: LifecycleOp) -> bool:
     return extended or op in CLASSIC_OPS
 
 
-def _next_gate_closed(life: SlotStates) -> Bools:
+def _next_gate_closed(life: _SlotStates) -> Bools:
     closed_ES = np.zeros(life.stage_ES.shape, dtype=np.bool_)
     for stage, after in ADVANCE_TO.items():
         here_ES = life.stage_ES == stage

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.kasmina.ops.layout import is_channels_last, under_vmap
 
-LEAST_VALUES: Final = 2**14
+MIN_VALUES: Final = 2**14
 """Minimum size of a member's batch; below it the number of operations costs more than it saves."""
 
 
@@ -29,7 +29,7 @@ def can_pool_in_slices(x: Tensor, many_rows: bool = False) -> bool:
         return False
     if many_rows or under_vmap(x):
         return True
-    return x.numel() >= LEAST_VALUES and not (torch.is_grad_enabled() and is_channels_last(x))
+    return x.numel() >= MIN_VALUES and not (torch.is_grad_enabled() and is_channels_last(x))
 
 
 def max_pool_in_slices(x: Tensor) -> Tensor:

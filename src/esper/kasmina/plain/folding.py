@@ -27,7 +27,14 @@ group norm: unless it follows a Conv1d)."""
 _Linear = nn.Linear | nn.Conv1d | nn.Conv2d
 
 
-def drop_identities(plain: fx.GraphModule) -> None:
+def simplify(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
+    """Drop what does nothing, fold scales, and merge linear seeds; `seeds`: prefixes of paths."""
+    _drop_identities(plain)
+    _fold_scales(plain, seeds)
+    _merge_linear_seeds(plain, seeds)
+
+
+def _drop_identities(plain: fx.GraphModule) -> None:
     """Remove modules that return their input."""
     for node in list(plain.graph.nodes):
         if _is_unary_call(node) and _is_identity(plain.get_submodule(node.target)):
@@ -42,7 +49,7 @@ def _is_identity(module: nn.Module) -> bool:
 # ---- scales -------------------------------------------------------------------------------
 
 
-def fold_scales(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
+def _fold_scales(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
     """Fold constants and per-channel scales of seeds into the preceding layer.
 
     In graph order, so that a seed's own scale comes before its alpha.
@@ -138,7 +145,7 @@ def _scale_parameter(parameter: Tensor, scale: float | Tensor) -> bool:
 # ---- linear seeds -------------------------------------------------------------------------
 
 
-def merge_linear_seeds(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
+def _merge_linear_seeds(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
     """Replace `h + W h` by `(I + W) h` if neither parameters nor MACs increase."""
     for node in list(plain.graph.nodes):
         for h, delta in _operands(node, operator.add, torch.add):

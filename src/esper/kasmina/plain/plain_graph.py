@@ -26,7 +26,7 @@ from esper.kasmina.layers.layers import (
     MaxPool1d,
     MaxPool2d,
 )
-from esper.kasmina.plain.folding import drop_identities, fold_scales, has_effect, merge_linear_seeds
+from esper.kasmina.plain.folding import has_effect, simplify
 from esper.leyline.slots import InjectionSpec
 
 _log = logging.getLogger(__name__)
@@ -79,40 +79,24 @@ def _simplified(
     root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer
 ) -> fx.GraphModule:
     whole = fx.GraphModule(root, tracer.trace(root.eval()), name)
-    drop_identities(whole)
-    fold_scales(whole, seeds)
-    merge_linear_seeds(whole, seeds)
+    simplify(whole, seeds)
     return _without_unused(whole).eval()
 
 
 # ---- replacement of our layers ------------------------------------------------------------
 
 
-def _conv2d(layer: Conv2d) -> nn.Module:
-    out_channels, per_group, size, _ = layer.weight.shape
-    plain = nn.Conv2d(
-        per_group * layer.groups,
-        out_channels,
-        size,
+def _conv(layer: Conv1d | Conv2d) -> nn.Module:
+    kind = nn.Conv2d if layer.space == 2 else nn.Conv1d
+    plain = kind(
+        layer.weight.shape[1] * layer.groups,
+        layer.weight.shape[0],
+        layer.kernel_size,
         stride=layer.stride,
-        padding=layer.padding,
-        groups=layer.groups,
-        bias=layer.bias is not None,
-        device="meta",
-    )
-    return _with_parameters_of(plain, layer)
-
-
-def _conv1d(layer: Conv1d) -> nn.Module:
-    out_channels, per_group, size = layer.weight.shape
-    plain = nn.Conv1d(
-        per_group * layer.groups,
-        out_channels,
-        size,
         padding=layer.padding,
         dilation=layer.dilation,
         groups=layer.groups,
-        bias=False,
+        bias=layer.bias is not None,
         device="meta",
     )
     return _with_parameters_of(plain, layer)
@@ -132,12 +116,9 @@ def _channel_norm(layer: ChannelNorm) -> nn.Module:
     )
 
 
-def _max_pool1d(layer: MaxPool1d) -> nn.Module:
-    return nn.MaxPool1d(layer.kernel_size, ceil_mode=layer.ceil_mode)
-
-
-def _max_pool2d(layer: MaxPool2d) -> nn.Module:
-    return nn.MaxPool2d(layer.kernel_size, ceil_mode=layer.ceil_mode)
+def _max_pool(layer: MaxPool1d | MaxPool2d) -> nn.Module:
+    kind = nn.MaxPool2d if isinstance(layer, nn.MaxPool2d) else nn.MaxPool1d
+    return kind(layer.kernel_size, ceil_mode=layer.ceil_mode)
 
 
 def _with_parameters_of(plain: nn.Module, layer: nn.Module) -> nn.Module:
@@ -164,12 +145,12 @@ class _ChannelGate(nn.Module):
 
 
 PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
-    Conv1d: _conv1d,
-    Conv2d: _conv2d,
+    Conv1d: _conv,
+    Conv2d: _conv,
     Linear: _linear,
     ChannelNorm: _channel_norm,
-    MaxPool1d: _max_pool1d,
-    MaxPool2d: _max_pool2d,
+    MaxPool1d: _max_pool,
+    MaxPool2d: _max_pool,
     Gate: _ChannelGate,
 }
 """Our layer -> function that builds its torch replacement; other layers are traced."""

@@ -23,17 +23,11 @@ from typing import Final
 import torch
 
 from esper.kasmina.lifecycle.lifecycle import Lifecycle
-from esper.kasmina.rows.rows import (
-    GroupShape,
-    PlanBuffers,
-    RowShape,
-    RowTable,
-    plan_content,
-    shape_of,
-)
+from esper.kasmina.rows.plan_layout import GroupShape, RowShape
+from esper.kasmina.rows.rows import PlanBuffers, RowTable, plan_content, shape_of
 from esper.leyline.actions import BlendStyle
 
-SMALLEST: Final = 4
+MIN_BUCKET: Final = 4
 """Smallest non-zero bucket."""
 SHARES: Final = 16
 """Number of buckets up to E."""
@@ -54,13 +48,13 @@ MAX_BUFFERS: Final = 192
 """Capacity of the cache; the least recently used buffers are evicted."""
 
 
-def bucket(count: int, members: int) -> int:
+def _bucket(count: int, members: int) -> int:
     """Return the bucket size for `count` rows."""
     if count <= 0:
         return 0
-    if count <= SMALLEST:
-        return SMALLEST
-    step = max(SMALLEST, -(-members // SHARES))
+    if count <= MIN_BUCKET:
+        return MIN_BUCKET
+    step = max(MIN_BUCKET, -(-members // SHARES))
     size = -(-members // step) * step
     if count <= size:
         return -(-count // step) * step
@@ -69,39 +63,20 @@ def bucket(count: int, members: int) -> int:
     return size
 
 
-def bucketed(need: RowShape) -> RowShape:
+def _bucketed(need: RowShape) -> RowShape:
     """Round up every count, with at least one padding row if seeds are live."""
-    begin = [bucket(count, need.first) for count in need.begin_S]
+    begin = [_bucket(count, need.first) for count in need.begin_S]
     live = need.first_live
     if live is not None and begin[live] == need.begin_S[live]:
-        begin[live] = bucket(need.begin_S[live] + 1, need.first) if begin[live] else 1
+        begin[live] = _bucket(need.begin_S[live] + 1, need.first) if begin[live] else 1
     groups = tuple(
-        tuple(GroupShape(g.blueprint, bucket(g.rows, need.first), g.present) for g in at_slot)
+        tuple(GroupShape(g.blueprint, _bucket(g.rows, need.first), g.present) for g in at_slot)
         for at_slot in need.groups_S
     )
     return RowShape(need.first, tuple(begin), groups)
 
 
-def covers(capacity: RowShape, need: RowShape) -> bool:
-    """Whether rows of shape `need` and a padding row fit into `capacity`."""
-    if capacity.first != need.first:
-        return False
-    for s, (there, wanted) in enumerate(zip(capacity.begin_S, need.begin_S, strict=True)):
-        if there < wanted + (s == capacity.first_live):
-            return False
-    for place, group in need.group_of.items():
-        found = capacity.group_of.get(place)
-        if found is None or found.rows < group.rows or not found.present >= group.present:
-            return False
-    return True
-
-
-def rows_of(shape: RowShape) -> int:
-    """Return the cost of a shape: rows of the host plus rows of seeds."""
-    return shape.total
-
-
-def merged(one: RowShape, other: RowShape) -> RowShape:
+def _merged(one: RowShape, other: RowShape) -> RowShape:
     """Return a shape that covers both."""
     begin = tuple(max(pair) for pair in zip(one.begin_S, other.begin_S, strict=True))
     groups = []
@@ -115,14 +90,14 @@ def merged(one: RowShape, other: RowShape) -> RowShape:
     return RowShape(one.first, begin, tuple(groups))
 
 
-def covering(shapes: Sequence[RowShape]) -> RowShape:
+def _covering(shapes: Sequence[RowShape]) -> RowShape:
     """Return a shape with headroom over all of them; in a slot any seed may have any blend style
     that one has."""
-    both = reduce(merged, shapes)
+    both = reduce(_merged, shapes)
     members = both.first
 
     def roomy(count: int) -> int:
-        return bucket(int(HEADROOM * count) + 1, members) if count else 0
+        return _bucket(int(HEADROOM * count) + 1, members) if count else 0
 
     groups = []
     for at_slot in both.groups_S:
@@ -150,9 +125,9 @@ class _History:
 
     def candidates(self, wanted: RowShape, last: RowShape | None) -> list[RowShape]:
         """Return shapes for new buffers, the preferred first; the exact bucket fits always."""
-        found = [] if last is None else [merged(last, wanted)]
+        found = [] if last is None else [_merged(last, wanted)]
         if self.restless:
-            found.insert(0, covering(self.recent))
+            found.insert(0, _covering(self.recent))
         return [*found, wanted]
 
 
@@ -198,18 +173,18 @@ class PlanBufferCache:
 
     def _shape(self, name: str, need: RowShape) -> RowShape:
         """Return the smallest known shape that fits, else one that also fits earlier plans."""
-        wanted = bucketed(need)
+        wanted = _bucketed(need)
         if torch.are_deterministic_algorithms_enabled():  # `exact`: independent of history
             return wanted
         history = self._histories.setdefault(name, _History())
         history.add(wanted)
-        most = (RESTLESS_SLACK if history.restless else SLACK) * rows_of(wanted)
+        most = (RESTLESS_SLACK if history.restless else SLACK) * wanted.total
         known = [shape for owner, shape in self._buffers if owner == name]
 
         def fits(shape: RowShape) -> bool:
-            return rows_of(shape) <= most and covers(shape, need)
+            return shape.total <= most and shape.covers(need)
 
         fitting = [shape for shape in known if fits(shape)]
         if fitting:
-            return min(fitting, key=rows_of)
+            return min(fitting, key=lambda shape: shape.total)
         return next(filter(fits, history.candidates(wanted, known[-1] if known else None)))

@@ -71,6 +71,19 @@ class RowShape:
         seeds = sum(group.rows for group in self.group_of.values())
         return self.first + sum(self.begin_S) + seeds
 
+    def covers(self, need: RowShape) -> bool:
+        """Whether rows of shape `need` and a padding row fit in."""
+        if self.first != need.first:
+            return False
+        for s, (there, wanted) in enumerate(zip(self.begin_S, need.begin_S, strict=True)):
+            if there < wanted + (s == self.first_live):
+                return False
+        for place, group in need.group_of.items():
+            found = self.group_of.get(place)
+            if found is None or found.rows < group.rows or not found.present >= group.present:
+                return False
+        return True
+
 
 def smallest_shape(start_R: Ints, blueprint_RS: Ints, style_RS: Codes, blueprints: int) -> RowShape:
     """Return the smallest shape of rows that start at these slots and compute these seeds."""

@@ -24,9 +24,13 @@ from torch import Tensor
 
 from esper.device.packing import PackedArrays
 from esper.kasmina.lifecycle.lifecycle import Lifecycle
-from esper.kasmina.rows.plan_layout import GroupLayout, aligned, smallest_shape
-from esper.kasmina.rows.plan_layout import GroupShape as GroupShape
-from esper.kasmina.rows.plan_layout import RowShape as RowShape
+from esper.kasmina.rows.plan_layout import (
+    GroupLayout,
+    GroupShape,
+    RowShape,
+    aligned,
+    smallest_shape,
+)
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.errors import EsperError
@@ -242,7 +246,7 @@ def make_plan(
     _check(table, life)
     real_R, padding_R = None, np.zeros(table.rows, dtype=np.bool_)
     if buffers is not None:
-        table, real_R, padding_R = pad_table(table, buffers)
+        table, real_R, padding_R = _pad_table(table, buffers)
     info = _table_info(table, padding_R, life, detach_seed_input)
     blueprints = life.fits_SK.shape[1]
     if buffers is None:
@@ -296,7 +300,7 @@ def plan_content(table: RowTable, life: Lifecycle, detach_seed_input: bool) -> t
     return tuple(array.tobytes() for array in arrays)
 
 
-def pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, Bools]:
+def _pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, Bools]:
     """Pad a table; return it with the indices of the original rows and a padding mask."""
     shape, start_R = buffers.shape, buffers.start_R
     size_N = np.array([shape.first, *shape.begin_S])

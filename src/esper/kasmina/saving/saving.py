@@ -47,7 +47,7 @@ _EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": L
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSpec:
+class _TensorSpec:
     """Name, shape and dtype of one parameter or buffer."""
 
     name: str
@@ -56,31 +56,31 @@ class TensorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreSpec:
+class _StoreSpec:
     """Layout of a store's rows."""
 
-    parameters: tuple[TensorSpec, ...]
-    fixed: tuple[TensorSpec, ...]
+    parameters: tuple[_TensorSpec, ...]
+    fixed: tuple[_TensorSpec, ...]
     """Buffers and frozen parameters."""
     moments: tuple[str, ...]
     """Optimiser state; empty before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
-class BankSpec:
+class _BankSpec:
     """One bank of seeds."""
 
     slot: str
     blueprint: str
-    store: StoreSpec
+    store: _StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
-class GateSpec:
+class _GateSpec:
     """The gates of one slot."""
 
     slot: str
-    store: StoreSpec
+    store: _StoreSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,10 @@ class PopulationContent:
     probe: HostProbe | None
     executor: str | None
     """The executor in use (`auto` may have chosen it by a trial); None before the first input."""
-    host_store: StoreSpec
-    banks: tuple[BankSpec, ...]
+    host_store: _StoreSpec
+    banks: tuple[_BankSpec, ...]
     """In order of first use, which sums over banks follow."""
-    gates: tuple[GateSpec, ...]
+    gates: tuple[_GateSpec, ...]
     passes: int
     """Most training passes of a member in this episode. The tensor `passes_E` has those of each,
     where random layers resume."""
@@ -127,13 +127,13 @@ class MemberContent:
     reports: tuple[SlotReport, ...]
     """State of each slot, in slot order."""
     host_macs: int | None
-    tensors: tuple[TensorSpec, ...]
+    tensors: tuple[_TensorSpec, ...]
 
 
 # ---- populations --------------------------------------------------------------------------
 
 
-class PopulationState(Protocol):
+class _PopulationState(Protocol):
     """What a save needs of a population."""
 
     config: PopulationConfig
@@ -156,11 +156,11 @@ class PopulationState(Protocol):
     def blueprints(self) -> tuple[str, ...]: ...
 
 
-P = TypeVar("P", bound=PopulationState)
+P = TypeVar("P", bound=_PopulationState)
 M = TypeVar("M", bound=nn.Module)
 
 
-def save_population(population: PopulationState, path: PathLike) -> None:
+def save_population(population: _PopulationState, path: PathLike) -> None:
     """Save a population to a folder, replacing an existing save; rank 0 writes if it is sharded."""
     content, tensors = _describe(population), population_tensors(population)
     for name, store in _row_state(population).items():
@@ -213,7 +213,7 @@ def load_population(
     return population
 
 
-def population_tensors(population: PopulationState) -> dict[str, Tensor]:
+def population_tensors(population: _PopulationState) -> dict[str, Tensor]:
     """Return all mutable tensors by their name in a save; not copies."""
     out: dict[str, Tensor] = {}
     for name, store, moments in _stores(population):
@@ -228,7 +228,7 @@ def population_tensors(population: PopulationState) -> dict[str, Tensor]:
     return out
 
 
-def _row_state(population: PopulationState) -> dict[str, ParameterStore]:
+def _row_state(population: _PopulationState) -> dict[str, ParameterStore]:
     """Return names of tensors with a number per parameter -> the store they belong to."""
     out: dict[str, ParameterStore] = {}
     for name, store, moments in _stores(population):
@@ -238,7 +238,9 @@ def _row_state(population: PopulationState) -> dict[str, ParameterStore]:
     return out
 
 
-def _stores(population: PopulationState) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
+def _stores(
+    population: _PopulationState,
+) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
     """Yield every store: its name in a save, itself, and its optimiser state."""
     network, trainer = population.network, population.trainer
     seeds = trainer.seed_optimizer.state
@@ -250,7 +252,7 @@ def _stores(population: PopulationState) -> Iterator[tuple[str, ParameterStore, 
         yield f"gate/{population.slots[s]}", gates, seeds.get((s, GATE_KEY), {})
 
 
-def _describe(population: PopulationState) -> PopulationContent:
+def _describe(population: _PopulationState) -> PopulationContent:
     network = population.network
     specs = [_store_spec(store, tuple(moments)) for _, store, moments in _stores(population)]
     banks, gates = specs[1 : 1 + len(network.banks)], specs[1 + len(network.banks) :]
@@ -270,16 +272,18 @@ def _describe(population: PopulationState) -> PopulationContent:
         executor=None if choice is None else "loop" if sharded else choice.executor.name,
         host_store=specs[0],
         banks=tuple(
-            BankSpec(slots[s], names[k], spec)
+            _BankSpec(slots[s], names[k], spec)
             for (s, k), spec in zip(network.banks, banks, strict=True)
         ),
-        gates=tuple(GateSpec(slots[s], spec) for s, spec in zip(network.gates, gates, strict=True)),
+        gates=tuple(
+            _GateSpec(slots[s], spec) for s, spec in zip(network.gates, gates, strict=True)
+        ),
         passes=int(population.passes_E.max()),  # SYNC: a save waits for the device anyway
         member_ids=_shared_ids(population),
     )
 
 
-def _shared_ids(population: PopulationState) -> tuple[int, ...] | None:
+def _shared_ids(population: _PopulationState) -> tuple[int, ...] | None:
     """Stream numbers of the members, if they are not their indices."""
     if np.array_equal(population.member_ids, np.arange(population.members)):
         return None
@@ -290,11 +294,11 @@ def _host_spec(network: StackedNetwork) -> HostSpec:
     return HostSpec(type(network.host.template).__name__, network.topology, network.slots)
 
 
-def _store_spec(store: ParameterStore, moments: tuple[str, ...]) -> StoreSpec:
+def _store_spec(store: ParameterStore, moments: tuple[str, ...]) -> _StoreSpec:
     dtype = _dtype_name(store.flat_EP)
-    return StoreSpec(
-        tuple(TensorSpec(name, shape, dtype) for name, shape in store.shapes.items()),
-        tuple(TensorSpec(n, tuple(v.shape[1:]), _dtype_name(v)) for n, v in store.fixed.items()),
+    return _StoreSpec(
+        tuple(_TensorSpec(name, shape, dtype) for name, shape in store.shapes.items()),
+        tuple(_TensorSpec(n, tuple(v.shape[1:]), _dtype_name(v)) for n, v in store.fixed.items()),
         moments,
     )
 
@@ -307,7 +311,7 @@ def _loss_name(loss: RowLoss) -> str:
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
-def _allocate(population: PopulationState, content: PopulationContent) -> None:
+def _allocate(population: _PopulationState, content: PopulationContent) -> None:
     """Allocate the banks, gates and optimiser state of a save."""
     network, trainer = population.network, population.trainer
     if content.host_store.moments:
@@ -371,8 +375,8 @@ def load_member(
     return model, content.member
 
 
-def _tensor_specs(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(n, tuple(v.shape), _dtype_name(v)) for n, v in tensors.items())
+def _tensor_specs(tensors: Mapping[str, Tensor]) -> tuple[_TensorSpec, ...]:
+    return tuple(_TensorSpec(n, tuple(v.shape), _dtype_name(v)) for n, v in tensors.items())
 
 
 # ---- validation ---------------------------------------------------------------------------
@@ -420,7 +424,7 @@ def _check_stores(saved: PopulationContent, found: PopulationContent, where: str
 
 
 def _check_tensors(
-    saved: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...], owner: str, where: str
+    saved: tuple[_TensorSpec, ...], found: tuple[_TensorSpec, ...], owner: str, where: str
 ) -> None:
     """Raise at the first difference between tensor lists."""
     old, new = {spec.name: spec for spec in saved}, {spec.name: spec for spec in found}
@@ -442,7 +446,7 @@ def _shown(value: object) -> str:
     """Format a value for a one-line message."""
     if value is None:
         return "none"
-    if isinstance(value, TensorSpec):
+    if isinstance(value, _TensorSpec):
         return f"{value.shape} {value.dtype}"
     if isinstance(value, InjectionSpec):
         return f"{value.channels} channels after segment {value.position} ({value.surface})"
@@ -455,7 +459,7 @@ def _fill(own: Mapping[str, Tensor], saved: Saved) -> None:
         old, new = saved.tensors.get(name), own.get(name)
         if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
             (old_spec, new_spec) = (
-                None if t is None else TensorSpec(name, tuple(t.shape), _dtype_name(t))
+                None if t is None else _TensorSpec(name, tuple(t.shape), _dtype_name(t))
                 for t in (old, new)
             )
             raise _misfit(saved.where, f"tensor {name!r}", old_spec, new_spec)

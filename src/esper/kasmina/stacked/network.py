@@ -108,11 +108,6 @@ class StackedNetwork:
             keep_freed_memory()
         initialiser = Initialiser(host_factory)
         template = as_host(initialiser.template)
-        if getattr(template, "runs_whole", False):
-            raise EsperError(
-                f"{type(template).__name__} is no chain of segments: it could not be traced and "
-                f"runs whole, by hooks; a population cannot hold it, grow it with esper.grow"
-            )
         self.topology: Topology = template.topology
         self.host = self._store(initialiser, _units(named_segments(template)))
         self.segments = named_segments(template)  # once it is on its device: that replaces buffers

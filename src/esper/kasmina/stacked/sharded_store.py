@@ -65,7 +65,7 @@ class UnitLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundModule:
+class _BoundModule:
     """A module, the units of a store that it needs, and where its tensors go."""
 
     binding: Binding
@@ -94,7 +94,7 @@ class ShardedStore(ParameterStore):
         self._groups = groups
         self.units: list[UnitLayout] = []
         self._modules: dict[tuple[int, int], _Unit] = {}
-        self._bound: dict[int, BoundModule] = {}
+        self._bound: dict[int, _BoundModule] = {}
         super().__init__(initialiser, members, device)
 
     def _row_size(self) -> int:
@@ -114,14 +114,14 @@ class ShardedStore(ParameterStore):
         """P, of all ranks together and without padding."""
         return sum(self._sizes)
 
-    def bound(self, module: nn.Module, names: Mapping[str, str] | None) -> BoundModule:
+    def bound(self, module: nn.Module, names: Mapping[str, str] | None) -> _BoundModule:
         """Return how a part of the template runs; `names`: own -> the store's (None: the same)."""
         if id(module) not in self._bound:
             own = [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
             held = {name: name if names is None else names[name] for name in own}
             used = set(held.values())
             units = tuple(i for i, unit in enumerate(self.units) if used & set(unit.shapes))
-            self._bound[id(module)] = BoundModule(Binding(module), held, units)
+            self._bound[id(module)] = _BoundModule(Binding(module), held, units)
         return self._bound[id(module)]
 
     # ---- computing ------------------------------------------------------------------------

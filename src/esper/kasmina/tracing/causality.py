@@ -8,17 +8,18 @@ Shape letters: B batch, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.device.rng import forked_rng
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.tracer import BATCHES
 from esper.leyline.protocols import HostProtocol
 
+_Step = Callable[[Tensor], Tensor]
 MAX_CUTS: Final = 4
 """Positions at which sequences are cut, at most."""
 CHANGED: Final = 1e-5
@@ -33,41 +34,47 @@ def is_causal(host: HostProtocol, inputs: Inputs, example: Raw) -> bool:
     """
     if host.topology != "transformer":
         return True  # their blueprints know no order of positions
-    segments = host.segments()
-    starts = [inputs.pack(inputs.batch(example, BATCHES[1]))]
-    for segment in segments[:-1]:
+    first, *others = host.segments()
+    values = inputs.batch(example, BATCHES[1])
+    with torch.no_grad(), forked_rng(0):
+        starts = [inputs.call(first, values)]
+    for segment in others[:-1]:
         starts.append(_run([segment], starts[-1]))
-    out = _run(segments, starts[0])
-    sizes = {h.shape[1] for h in starts[1:]}  # [B, T, C] at the slots
+    out = _run(others, starts[0])
+    sizes = {h.shape[1] for h in starts}  # [B, T, C] at the slots
     axes = [axis for axis in range(1, out.ndim) if out.shape[axis] in sizes]
     if not axes:
         return out.ndim > 2
-    first = 1 if inputs.packed else 0  # several inputs side by side have no positions
+    tails: list[tuple[Tensor, Sequence[_Step]]] = [
+        (h, others[index:]) for index, h in enumerate(starts)
+    ]
+    if len(values) == 1:  # several inputs have no positions in common
+        tails.insert(0, (values[0], (lambda x: inputs.call(first, [x]), *others)))
     return not all(
         any(
-            _reads_ahead(segments[index:], h, axis)
-            for index, h in enumerate(starts)
-            if index >= first and h.ndim > 1 and h.shape[1] == out.shape[axis]
+            _reads_ahead(steps, h, axis)
+            for h, steps in tails
+            if h.ndim > 1 and h.shape[1] == out.shape[axis]
         )
         for axis in axes
     )
 
 
-def _run(segments: Sequence[nn.Module], h: Tensor) -> Tensor:
+def _run(steps: Sequence[_Step], h: Tensor) -> Tensor:
     with torch.no_grad(), forked_rng(0):
-        for segment in segments:
-            h = segment(h)
+        for step in steps:
+            h = step(h)
     return h
 
 
-def _reads_ahead(segments: Sequence[nn.Module], h: Tensor, axis: int) -> bool:
+def _reads_ahead(steps: Sequence[_Step], h: Tensor, axis: int) -> bool:
     """Whether outputs change where only later positions of an activation `[B, T, ...]` do."""
-    out, size = _run(segments, h), h.shape[1]
+    out, size = _run(steps, h), h.shape[1]
     least = CHANGED * (float(out.abs().max()) + CHANGED)
     for cut in range(1, size, -(-size // MAX_CUTS)):
         other = h.clone()
         other[:, cut:] = h.roll(1, 0)[:, cut:]
-        change = (_run(segments, other) - out).narrow(axis, 0, cut)
+        change = (_run(steps, other) - out).narrow(axis, 0, cut)
         if float(change.abs().max()) > least:
             return True
     return False

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from esper.kasmina.plain.plain_graph import GraphCall, LeafTracer, fold
-from esper.kasmina.tracing.hook_plain import pick_hook
+from esper.kasmina.tracing.hooks import pick_hook
 from esper.kasmina.tracing.planting import PickOutput, copy_inputs, seed_folder
 
 

@@ -142,7 +142,7 @@ def _trace_mode(
         forced.add(lost)
     additions = Additions()
     _replace_dropout(graph, root, additions)
-    remove_dead(graph)
+    _remove_dead(graph)
     _find_additions(graph, root, additions)
     return ModelGraph(graph, root, tracer.ends, additions, _used_leaves(graph, tracer))
 
@@ -202,7 +202,7 @@ def _lost_writes(graph: fx.Graph) -> str | None:
     return None
 
 
-def remove_dead(graph: fx.Graph) -> None:
+def _remove_dead(graph: fx.Graph) -> None:
     """Remove nodes without effect; fx's own function would also remove writes in place."""
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op not in ("placeholder", "output"):

@@ -1,36 +1,28 @@
-"""A model that torch.fx cannot trace as a host: it runs whole, and forward hooks hold the slots.
+"""A model that torch.fx cannot trace: it runs whole, and forward hooks hold the slots.
 
-    host = HookedHost(model, plan)
-    out = host(x, visit)        # `visit(place, h)` returns what is passed on instead of h
-
-There is no chain to continue in its middle, so a population cannot hold it; `planting` makes an
-ordinary module of it.
+`planting` makes an ordinary module of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.tracing.hook_places import HookPlace, activation_of, hook_places
 from esper.kasmina.tracing.inputs import Inputs, Raw
-from esper.kasmina.tracing.tracer import BATCHES, kept_random_state, pick_output
+from esper.kasmina.tracing.tracer import BATCHES, pick_output
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
-from esper.leyline.user_errors import format_error
 
 Factory = Callable[[], nn.Module]
-Visit = Callable[[int, Tensor], Tensor]
-"""Position of a place and its activation -> what is passed on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,6 @@ class HookPlan:
     specs: tuple[InjectionSpec, ...]
     residual: tuple[bool, ...]
     """Whether the module of each place adds to its input."""
-    inputs: Inputs
     key: OutputKey
     training_key: OutputKey
     """In training mode, where a model may return auxiliary outputs, too."""
@@ -104,95 +95,101 @@ class HookedModule(nn.Module):
         return out[0] if self.in_tuple else out
 
 
-class HookedHost(nn.Module):
-    """A user's model that runs whole; parameters and buffers keep the user's names."""
+class _Plan(Protocol):
+    """What all hosts of a kind share."""
 
-    runs_whole: bool = True
-    """Its segments are no chain: `forward(x, visit)` is the only way through. Populations refuse
-    it."""
+    @property
+    def topology(self) -> Topology: ...
+    @property
+    def specs(self) -> tuple[InjectionSpec, ...]: ...
 
-    def __init__(self, model: nn.Module, plan: HookPlan) -> None:
+
+P = TypeVar("P", bound=_Plan)
+
+
+class UserHost(nn.Module, Generic[P]):
+    """A user's model with slots; parameters and buffers keep the user's names."""
+
+    def __init__(self, model: nn.Module, plan: P) -> None:
         """`model` belongs to the host from now on."""
         super().__init__()
         # The same dictionaries: names stay the user's, and `model.train` keeps its effect.
         for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[name] = model.__dict__[name]
-        self.__dict__["_model"] = model
-        self._plan = plan
+        self.__dict__["model"] = model
+        self.plan = plan
+        self.topology = plan.topology
         self.train()
 
-    @property
-    def plan(self) -> HookPlan:
-        """Where its slots are."""
-        return self._plan
-
-    @property
-    def model(self) -> nn.Module:
-        """The user's model."""
-        found: nn.Module = self.__dict__["_model"]
-        return found
-
-    @property
-    def topology(self) -> Topology:
-        """Kind of network."""
-        return self._plan.topology
-
-    def segments(self) -> Sequence[nn.Module]:
-        """The modules with a slot behind them, and the whole host."""
-        places = zip(self._plan.places, self._plan.residual, strict=True)
-        hooked = [
-            HookedModule(self.model.get_submodule(place.path), place.in_tuple, residual)
-            for place, residual in places
-        ]
-        return (*hooked, self)
+    model: nn.Module
+    """The user's."""
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
         """The slots in order of execution."""
-        return self._plan.specs
+        return self.plan.specs
 
-    def forward(self, x: Tensor, visit: Visit | None = None) -> Tensor:
-        """Run the model on packed inputs; `visit` may replace the activation of each place."""
-        plan, model = self._plan, self.model
-        model.training = self.training  # set without `train` by those who restore modes
-        values = plan.inputs.unpack(x.clone() if plan.writes_input else x)
-        with self._hooks(visit):
-            out: Tensor = plan.pick(plan.inputs.call(model, values), model.training)
-        return out
-
-    @contextlib.contextmanager
-    def _hooks(self, visit: Visit | None) -> Iterator[None]:
-        """Call `visit` at every place inside the block."""
-        if visit is None:
-            yield
-            return
-        handles = [
-            self.model.get_submodule(place.path).register_forward_hook(_hook(index, visit))
-            for index, place in enumerate(self._plan.places)
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def train(self, mode: bool = True) -> HookedHost:
+    def train(self, mode: bool = True) -> Self:
         """Set the mode as the user's model does, which may keep parts of it in eval mode."""
         self.model.train(mode)
         self.training = self.model.training
         return self
 
 
-def _hook(index: int, visit: Visit) -> Callable[..., Any]:
-    def hook(_: nn.Module, __: Any, out: Any) -> Any:
-        if isinstance(out, tuple):
-            return (visit(index, out[0]), *out[1:])
-        return visit(index, out)
+class HookedHost(UserHost[HookPlan]):
+    """A user's model that runs whole."""
 
-    return hook
+    def segments(self) -> Sequence[nn.Module]:
+        """The modules with a slot behind them, and the whole host."""
+        places = zip(self.plan.places, self.plan.residual, strict=True)
+        hooked = [
+            HookedModule(self.model.get_submodule(place.path), place.in_tuple, residual)
+            for place, residual in places
+        ]
+        return (*hooked, self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the user's model; returns the tensor that is trained on."""
+        return self.plan.pick(self.model(*args, **kwargs), self.model.training)
 
 
 class CannotHookError(EsperError):
     """A model has places, but does not run by hooks."""
+
+
+# ---- hooks of a planted model: graphs, so that nothing of Esper is in it ------------------------
+
+
+def seed_hook(seed: fx.GraphModule, in_tuple: bool) -> fx.GraphModule:
+    """Return a seed as a forward hook: a module of (module, args, output)."""
+    graph = fx.Graph()
+    output = _hook_output(graph)
+    h = graph.call_function(operator.getitem, (output, 0)) if in_tuple else output
+    x = next(node for node in seed.graph.nodes if node.op == "placeholder")
+    grown = graph.graph_copy(seed.graph, {x: h})
+    assert isinstance(grown, fx.Node), "a seed returns one tensor"
+    if in_tuple:
+        others = graph.call_function(operator.getitem, (output, slice(1, None)))
+        graph.output(graph.call_function(operator.add, ((grown,), others)))
+    else:
+        graph.output(grown)
+    graph._tracer_cls = seed.graph._tracer_cls
+    return fx.GraphModule(seed, graph, "Seed")
+
+
+def pick_hook(key: OutputKey) -> fx.GraphModule:
+    """Return a forward hook that picks the tensor that was trained on."""
+    graph = fx.Graph()
+    output = _hook_output(graph)
+    pick = getattr if key.attribute else operator.getitem
+    graph.output(graph.call_function(pick, (output, key.key)))
+    return fx.GraphModule(nn.Module(), graph, "Pick")
+
+
+def _hook_output(graph: fx.Graph) -> fx.Node:
+    """Add the arguments of a forward hook; return the last, the module's output."""
+    graph.placeholder("hooked")
+    graph.placeholder("given")
+    return graph.placeholder("output")
 
 
 # ---- from a model to a plan -------------------------------------------------------------------
@@ -227,19 +224,15 @@ def plan_hooks(
         InjectionSpec(slot_id(0, col), place.channels, col, place.label)
         for col, place in enumerate(places)
     )
-    plan = HookPlan(
+    return HookPlan(
         topology=places[0].topology if places else "mlp",
         places=tuple(places),
         specs=specs,
         residual=tuple(_is_residual(base, place) for place in places),
-        inputs=inputs,
         key=key,
         training_key=training_key,
         writes_input=any(value._version for value in values),
     )
-    for training in (False, True) if places else ():
-        _check_same(base, plan, inputs.batch(example, BATCHES[1]), training)
-    return plan
 
 
 def _check_output(base: nn.Module, out: Any) -> None:
@@ -265,43 +258,3 @@ def _is_residual(base: nn.Module, place: HookPlace) -> bool:
         except Exception:  # it takes other inputs
             return False
     return out is not None and out.shape == h.shape and torch.allclose(out, h)
-
-
-def _check_same(base: nn.Module, plan: HookPlan, values: list[Tensor], training: bool) -> None:
-    """Raise unless the host, with parameters given from outside, computes what the model does."""
-    model = copy.deepcopy(base).train(training)
-    with torch.no_grad():
-        for parameter in model.parameters():  # values that the host's own parameters do not have
-            if parameter.is_floating_point():
-                parameter.mul_(1.0625)
-    host = HookedHost(copy.deepcopy(base), plan).train(training)
-    named = {name: p.detach().clone() for name, p in model.named_parameters()}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    learnt = [name for name, p in model.named_parameters() if p.requires_grad]
-    given = [named[name].requires_grad_() for name in learnt]
-    with torch.enable_grad():
-        with kept_random_state():
-            returned = plan.inputs.call(model, [v.clone() for v in values])
-            wanted = plan.pick(returned, model.training)
-            expected = _gradients(wanted, [model.get_parameter(name) for name in learnt])
-        with kept_random_state():
-            x = plan.inputs.pack(values).clone()
-            out = functional_call(host, named | buffers, (x, lambda _, h: h))
-            found = _gradients(out, given)
-    pairs = [(out, wanted), *zip(found, expected, strict=True)]
-    if all(a.shape == b.shape and torch.allclose(a, b, 1e-4, 1e-5, True) for a, b in pairs):
-        return
-    mode = "training" if training else "eval"
-    raise CannotHookError(
-        f"in {mode} mode its output or gradient is another when its parameters are given from "
-        f"outside: it may hold them in a list, or compute parts again in the backward pass"
-    )
-
-
-def _gradients(out: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-    if not parameters or not out.requires_grad:
-        return ()
-    try:
-        return torch.autograd.grad(out.float().square().sum(), parameters, materialize_grads=True)
-    except RuntimeError as error:
-        raise CannotHookError(f"its backward pass fails ({format_error(error)})") from error

@@ -1,4 +1,4 @@
-"""A user's model as a host: `trace_model` finds its slots and builds the chain of segments."""
+"""Places for seeds in a user's model: `trace_model` finds them and cuts the model there."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from esper.kasmina.layers.host_checks import as_host, enabled_slots, host_segmen
 from esper.kasmina.layers.initialisation import build, check_not_scripted, check_parameters
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
-from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, plan_hooks
+from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, UserHost, plan_hooks
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import NodePlace, choose_places, find_places, named_places
-from esper.kasmina.tracing.residual import keeps_input, protect_input
-from esper.kasmina.tracing.split import split_graph, turn_channels
+from esper.kasmina.tracing.split import keeps_input, protect_input, split_graph, turn_channels
 from esper.kasmina.tracing.tracer import (
     BATCHES,
     UntraceableError,
@@ -37,7 +36,7 @@ Factory = Callable[[], nn.Module]
 _MODES: Final = ("eval", "training")
 
 
-class SegmentPlan:
+class _SegmentPlan:
     """The graphs of a host's segments; all hosts of a kind share it."""
 
     def __init__(
@@ -66,7 +65,7 @@ class SegmentPlan:
         with kept_random_state():
             return self.find_causal()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SegmentPlan:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SegmentPlan:
         return self
 
 
@@ -83,91 +82,47 @@ class Segment(fx.GraphModule):
         return code
 
 
-class TracedHost(nn.Module):
-    """A user's model as a chain of segments; parameters and buffers keep the user's names."""
+class TracedHost(UserHost[_SegmentPlan]):
+    """A user's model as a chain of segments."""
 
-    torch_attention: bool = True
-    """It may hold torch's fused attention, which vmap runs row by row on a CPU."""
-
-    def __init__(self, model: nn.Module, plan: SegmentPlan) -> None:
+    def __init__(self, model: nn.Module, plan: _SegmentPlan) -> None:
         """`model` belongs to the host from now on."""
-        super().__init__()
         plan.additions.install(model)
-        for name in plan.unused:
-            _freeze(model, name)
-        # The same dictionaries: names stay the user's, and `model.train` keeps its effect.
-        for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[name] = model.__dict__[name]
-        self.__dict__["_model"] = model
-        self._plan = plan
+        super().__init__(model, plan)
         self._segments: tuple[Segment, ...] | None = None
-        self.train()
-
-    @property
-    def plan(self) -> SegmentPlan:
-        """The graphs of its segments."""
-        return self._plan
-
-    @property
-    def model(self) -> nn.Module:
-        """The user's model, additions included."""
-        found: nn.Module = self.__dict__["_model"]
-        return found
-
-    @property
-    def topology(self) -> Topology:
-        """Kind of network."""
-        return self._plan.topology
 
     @property
     def causal(self) -> bool:
         """Whether outputs at a position depend on earlier ones only."""
-        return self._plan.causal
+        return self.plan.causal
 
     @property
     def unused(self) -> tuple[str, ...]:
         """Names of parameters and buffers that no segment uses; they stay as they are."""
-        return self._plan.unused
+        return self.plan.unused
 
     def segments(self) -> Sequence[nn.Module]:
         """The parts between the slots."""
         if self._segments is None:
             self._segments = tuple(
-                Segment(self.model, graph, "Segment") for graph in self._plan.graphs
+                Segment(self.model, graph, "Segment") for graph in self.plan.graphs
             )
             for segment in self._segments:
                 segment.residual = keeps_input(segment)
-                segment.training = self.training
         return self._segments
 
-    def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        """The slots in order of execution."""
-        return self._plan.specs
-
-    def forward(self, x: Tensor) -> Tensor:
-        for segment in self.segments():
-            x = segment(x)
-        return x
-
-    def train(self, mode: bool = True) -> TracedHost:
-        """Set the mode as the user's model does, which may keep parts of it in eval mode."""
-        self.training = mode
-        self.model.train(mode)
-        for segment in self._segments or ():
-            segment.training = mode
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_segments": None}  # a copy builds its own, from its own tensors
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TracedHost:
-        self._segments = None  # moving a module replaces its buffers
-        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """As the user's model."""
+        first, *others = self.segments()
+        h = first(*args, **kwargs)
+        for segment in others:
+            h = segment(h)
+        return h
 
 
 @dataclass(frozen=True, eq=False)
 class HostTrace:
-    """A user's model as a host: where seeds may be, and how it is built and called."""
+    """A user's model and its places for seeds, and how it is built and called."""
 
     factory: Factory
     """Builds one host; a new one at each call."""
@@ -180,11 +135,9 @@ class HostTrace:
     name: str
     """Class of the user's model."""
     inputs: Inputs
-    """How raw inputs are packed into the one tensor the host takes."""
+    """How it is called."""
     untraced: dict[str, str]
     """Paths of modules kept whole -> why."""
-    trainable: tuple[str, ...]
-    """Unused parameters that a plain model lets train again."""
     hooked: str = ""
     """Why the model runs whole, by hooks; empty if it was traced."""
     offered: tuple[str, ...] | None = None
@@ -206,11 +159,6 @@ class HostTrace:
         return BlueprintRegistry.names(self.topology) if self.offered is None else self.offered
 
 
-def fitting_blueprints(trace: HostTrace) -> dict[str, tuple[str, ...]]:
-    """Return the blueprints that fit each slot, by slot id; found once per trace."""
-    return dict(trace.fitting)
-
-
 def trace_model(
     model: nn.Module | Factory,
     example: Raw,
@@ -219,7 +167,7 @@ def trace_model(
     needs_slots: bool = True,
     runs: bool = False,
 ) -> HostTrace:
-    """Turn any model into a host, by one example batch; the model itself is not changed.
+    """Find places for seeds in any model, by one example batch; the model itself is not changed.
 
     `model`: an instance, whose weights all members start from, or a class or factory, which gives
     each member its own. `slots`: how many at most, or paths of the modules they come after.
@@ -293,15 +241,14 @@ class _Tracing:
         ]
         topology = chosen[0].topology if chosen else "mlp"
         graphs = split_graph(traced.graph, cuts)
-        plan = SegmentPlan(name, topology, graphs, specs, traced.additions)
+        plan = _SegmentPlan(name, topology, graphs, specs, traced.additions)
         _check_same(base, plan, inputs, example, self._output)
         kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the class
         plan.find_causal = lambda: is_causal(
             kind(copy.deepcopy(base), plan).eval(), inputs, example
         )
-        trainable = [n for n, p in base.named_parameters() if n in plan.unused and p.requires_grad]
         host = _host_factory(self._factory, kind, plan)
-        return _host_trace(host, plan, name, inputs, traced.untraced, tuple(trainable))
+        return _host_trace(host, plan, name, inputs, traced.untraced)
 
     def _by_hooks(self, slots: int | Sequence[str], stopped: UntraceableError) -> HostTrace:
         """Let the model run whole; raises what stopped the trace if that cannot be either."""
@@ -336,11 +283,10 @@ def _largest_part(base: nn.Module, paths: Iterable[str]) -> str | None:
 
 def _host_trace(
     host: Factory,
-    plan: SegmentPlan | HookPlan,
+    plan: _SegmentPlan | HookPlan,
     name: str,
     inputs: Inputs,
     untraced: dict[str, str] | None = None,
-    trainable: tuple[str, ...] = (),
     hooked: str = "",
 ) -> HostTrace:
     ids = tuple(spec.slot_id for spec in plan.specs)
@@ -352,7 +298,6 @@ def _host_trace(
         name=name,
         inputs=inputs,
         untraced=untraced or {},
-        trainable=trainable,
         hooked=hooked,
     )
 
@@ -421,7 +366,9 @@ def _check_output(name: str, traced: ModelGraph) -> None:
         )
 
 
-def _complete(plan: SegmentPlan, base: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def _complete(
+    plan: _SegmentPlan, base: nn.Module, inputs: Inputs, values: list[Tensor]
+) -> dict[str, Tensor]:
     """Protect inputs of segments from writes in place; find what no segment uses.
 
     Returns what the chain computes, by mode.
@@ -430,30 +377,31 @@ def _complete(plan: SegmentPlan, base: nn.Module, x: Tensor) -> dict[str, Tensor
     segments = host.segments()
     for mode in _MODES:
         host.train(mode == "training")
-        h = x.clone()
         with torch.no_grad(), kept_random_state():
-            for graph, segment in zip(plan.graphs, segments, strict=True):
-                given = h.clone()
-                h = segment(given)
-                if given._version:
-                    protect_input(graph)
-                    h = h.clone()
-        found[mode] = h
+            given = [value.clone() for value in values]
+            h = inputs.call(segments[0], given)
+            _protect(plan.graphs[0], given, inputs.form == "dict")
+            for graph, segment in zip(plan.graphs[1:], segments[1:], strict=True):
+                given = [h.clone()]
+                h = segment(*given)
+                _protect(graph, given)
+        found[mode] = h.clone()
     used = {id(t) for s in segments for t in (*s.parameters(), *s.buffers())}
     state = (*host.named_parameters(), *host.named_buffers())
     plan.unused = tuple(name for name, tensor in state if id(tensor) not in used)
     return found
 
 
-def _freeze(model: nn.Module, name: str) -> None:
-    owner, _, leaf = name.rpartition(".")
-    parameter = model.get_submodule(owner)._parameters.get(leaf)
-    if parameter is not None:
-        parameter.requires_grad_(False)  # so that weight decay leaves it as it is
+def _protect(graph: fx.Graph, given: list[Tensor], in_dict: bool = False) -> None:
+    """Let a graph copy what it was given if it wrote over it."""
+    if any(value._version for value in given):
+        read = [node for node in graph.nodes if node.op == "placeholder"]
+        for node in list(read[0].users) if in_dict else read:
+            protect_input(graph, node)
 
 
 def _check_same(
-    base: nn.Module, plan: SegmentPlan, inputs: Inputs, example: Raw, output: Any
+    base: nn.Module, plan: _SegmentPlan, inputs: Inputs, example: Raw, output: Any
 ) -> None:
     """Complete the plan; raise unless the chain equals the model in eval and in training mode."""
     name, values = type(base).__name__, inputs.batch(example, BATCHES[1])
@@ -471,10 +419,10 @@ def _check_same(
 
 
 def _differing_mode(
-    base: nn.Module, plan: SegmentPlan, inputs: Inputs, values: list[Tensor], output: Any
+    base: nn.Module, plan: _SegmentPlan, inputs: Inputs, values: list[Tensor], output: Any
 ) -> str:
     """Return the mode in which chain and model differ, with the same random numbers, or ""."""
-    model, chain = copy.deepcopy(base), _complete(plan, base, inputs.pack(values))
+    model, chain = copy.deepcopy(base), _complete(plan, base, inputs, values)
     for mode, found in chain.items():
         model.train(mode == "training")
         given = [value.clone() for value in values]

@@ -46,7 +46,7 @@ _USUAL: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Fans:
+class _Fans:
     """What the deviation of a parameter may depend on."""
 
     fan_in: int
@@ -55,7 +55,7 @@ class Fans:
     """Torch's standard deviation for the layer; 0: it is constant."""
 
 
-Rule = Callable[[Fans], float]
+Rule = Callable[[_Fans], float]
 _GAINS: Final = (1.0, 2**0.5, 3**-0.5, 5 / 3, 0.75)
 """Of lecun, he, torch, tanh and selu."""
 _RULES: Final[dict[str, tuple[Rule, tuple[float, ...]]]] = {
@@ -75,7 +75,7 @@ class _Part:
     value: Tensor
     """Of one draw."""
     kind: str
-    fans: Fans
+    fans: _Fans
     numbers: int
     """How many numbers the deviation comes from."""
     mean: float
@@ -118,7 +118,7 @@ class _Part:
         structured = self.identity_scale or self.orthogonal_gain
         return self.deviation > 0 and not structured and not self.is_default
 
-    def fill(self, new: Tensor, fans: Fans) -> None:
+    def fill(self, new: Tensor, fans: _Fans) -> None:
         """Draw it anew into a tensor that holds torch's default."""
         constant = _constant(self.value, new.shape)
         if constant is not None and not (self.numbers == 1 and self.is_default):
@@ -188,7 +188,7 @@ def _parts(layer: nn.Module, leaf: str, every: Tensor, is_matrix: bool) -> list[
     return [_part(chunk, kind, fans) for chunk in chunks]
 
 
-def _part(every: Tensor, kind: str, fans: Fans) -> _Part:
+def _part(every: Tensor, kind: str, fans: _Fans) -> _Part:
     # Draws that agree are no more evidence than one.
     numbers = every[0].numel() * (1 if every[0].equal(every[-1]) else len(every))
     mean, deviation = float(every.float().mean()), 0.0
@@ -280,13 +280,13 @@ def _gates(layer: nn.Module, leaf: str) -> int:
     return 3 if isinstance(layer, nn.MultiheadAttention) and leaf.startswith("in_proj") else 1
 
 
-def _fans(layer: nn.Module | None, leaf: str, value: Tensor) -> Fans:
+def _fans(layer: nn.Module | None, leaf: str, value: Tensor) -> _Fans:
     """Return the fans as torch's initialisers count them; a bias has those of its weight."""
     weight = value
     if layer is not None and value.ndim < 2:
         weight = next((p for p in layer.parameters() if p.ndim > 1), value)
     if weight.ndim < 2:
-        return Fans(1, 1, 0.0)
+        return _Fans(1, 1, 0.0)
     area = math.prod(weight.shape[2:])
     fan_in, fan_out = weight.shape[1] * area, weight.shape[0] * area
     kind = _kind(layer) if layer is not None else ""
@@ -297,7 +297,7 @@ def _fans(layer: nn.Module | None, leaf: str, value: Tensor) -> Fans:
         default = (3 * int(layer.hidden_size)) ** -0.5
     elif kind == "Attention":
         default = (2 / (fan_in + fan_out)) ** 0.5 if value.ndim > 1 else 0.0
-    return Fans(fan_in, fan_out, default)
+    return _Fans(fan_in, fan_out, default)
 
 
 # ---- values ------------------------------------------------------------------------------------

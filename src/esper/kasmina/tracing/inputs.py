@@ -1,16 +1,10 @@
-"""Raw inputs of a user's model, and how a batch of them becomes the one tensor a host takes.
-
-A single tensor is passed as it is. Several are flattened side by side into `[B, F]`; the first
-segment of the host cuts them apart again.
-"""
+"""Inputs of a user's model: how many, of which shapes, and how it is called with them."""
 
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -24,7 +18,7 @@ Form = Literal["tensor", "positional", "keywords", "dict"]
 
 
 @dataclass(frozen=True, slots=True)
-class InputSpec:
+class _InputSpec:
     """One raw input."""
 
     name: str
@@ -32,19 +26,14 @@ class InputSpec:
     """Of one sample."""
     dtype: torch.dtype
 
-    @property
-    def size(self) -> int:
-        """Values per sample."""
-        return math.prod(self.shape)
-
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """How a batch of raw inputs is packed into one tensor, and how the model is called."""
+    """The inputs of a model, and how it is called with them."""
 
     form: Form
     """How the model takes them: one tensor, positional arguments, keywords, or one dict."""
-    specs: tuple[InputSpec, ...]
+    specs: tuple[_InputSpec, ...]
 
     @staticmethod
     def of(model: nn.Module, example: Raw) -> Inputs:
@@ -62,44 +51,12 @@ class Inputs:
         )
 
     @property
-    def packed(self) -> bool:
-        """Whether several inputs share the one tensor."""
-        return len(self.specs) > 1
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the packed tensor."""
-        kinds = {spec.dtype for spec in self.specs}
-        if not self.packed:
-            return self.specs[0].dtype
-        if not any(kind.is_floating_point for kind in kinds):
-            return torch.int64
-        narrow = all(kind.is_floating_point and kind != torch.float64 for kind in kinds)
-        return torch.float32 if narrow else torch.float64
-
-    def columns(self) -> list[tuple[int, int]]:
-        """Return the first column of each input in the packed tensor, and the one after it."""
-        ends = [0]
-        for spec in self.specs:
-            ends.append(ends[-1] + spec.size)
-        return list(pairwise(ends))
-
-    def pack(self, raw: Raw) -> Tensor:
-        """Return a batch of raw inputs as one tensor."""
-        values = self.values(raw)
-        if not self.packed:
-            return values[0]
-        flat = [value.reshape(len(value), -1).to(self.dtype) for value in values]
-        return torch.cat(flat, dim=1)
-
-    def unpack(self, x: Any) -> list[Any]:
-        """Cut a packed tensor (or a tracer's proxy of it) apart."""
-        if not self.packed:
-            return [x]
-        return [
-            unpack_one(x, spec, columns)
-            for spec, columns in zip(self.specs, self.columns(), strict=True)
-        ]
+    def arguments(self) -> tuple[str, ...]:
+        """Names of the arguments of a graph that is called as the model is."""
+        if self.form == "dict":
+            return ("batch",)
+        single = len(self.specs) == 1 and self.form != "keywords"
+        return ("x",) if single else tuple(spec.name for spec in self.specs)
 
     def call(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
         """Call a function as the user's model is called."""
@@ -121,7 +78,7 @@ class Inputs:
             found = list(raw)
         if len(found) != len(self.specs):
             raise EsperError(f"{len(found)} inputs: the example has {len(self.specs)}")
-        if self.packed:
+        if len(found) > 1:
             for spec, value in zip(self.specs, found, strict=True):
                 if tuple(value.shape[1:]) != spec.shape or len(value) != len(found[0]):
                     raise EsperError(
@@ -146,14 +103,7 @@ class Inputs:
         return [value.detach().cpu().index_select(0, index) for value in values]
 
 
-def unpack_one(x: Any, spec: InputSpec, columns: tuple[int, int]) -> Any:
-    """Return one input from a packed tensor: always slice, shape, dtype (`plain` relies on it)."""
-    part = x[:, columns[0] : columns[1]]
-    shaped = part.squeeze(1) if spec.shape == () else part.unflatten(1, spec.shape)
-    return shaped.to(spec.dtype)
-
-
-def _specs(values: Mapping[str, object]) -> tuple[InputSpec, ...]:
+def _specs(values: Mapping[str, object]) -> tuple[_InputSpec, ...]:
     specs, samples = [], None
     if not values:
         raise EsperError("example without tensors: give one batch of inputs")
@@ -167,7 +117,7 @@ def _specs(values: Mapping[str, object]) -> tuple[InputSpec, ...]:
                 f"example input {name!r} has {len(value)} samples, another has {samples}: the "
                 f"first axis of all inputs is the batch"
             )
-        specs.append(InputSpec(str(name), tuple(value.shape[1:]), value.dtype))
+        specs.append(_InputSpec(str(name), tuple(value.shape[1:]), value.dtype))
     return tuple(specs)
 
 

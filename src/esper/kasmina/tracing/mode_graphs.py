@@ -16,6 +16,7 @@ from typing import Any, Final
 from torch import fx, nn
 
 from esper.kasmina.layers.layers import has_hooks
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.plain.plain_graph import LeafTracer
 from esper.kasmina.tracing.tracer import FLAG, MODE_FLOW, kept_random_state, random_state
 
@@ -58,19 +59,14 @@ def _uses_everything(module: nn.Module, graph: fx.Graph) -> bool:
 
 
 def _traced(module: nn.Module, mode: bool) -> fx.Graph | None:
-    before = {part: part.training for part in module.modules()}
-    module.train(mode)
     tracer = LeafTracer()
     try:
-        with kept_random_state():
+        with in_mode(module, mode), kept_random_state():
             state = random_state()
             graph = tracer.trace(module)
             drawn = random_state() != state  # a trace would freeze it
     except Exception:  # user code may fail on a proxy in any way
         return None
-    finally:
-        for part, training in before.items():
-            part.training = training
     return None if drawn or tracer.untraced else graph
 
 

@@ -14,7 +14,7 @@ A model that runs by hooks stays of the user's class, with seeds as forward hook
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -34,11 +34,9 @@ from esper.kasmina.plain.plain_graph import (
     converted,
     set_tracer,
 )
-from esper.kasmina.tracing.hook_plain import pick_hook, seed_hook
-from esper.kasmina.tracing.hooks import HookedHost, OutputKey
+from esper.kasmina.tracing.hooks import HookedHost, OutputKey, pick_hook, seed_hook
 from esper.kasmina.tracing.host import HostTrace, TracedHost
 from esper.kasmina.tracing.mode_graphs import mode_graph
-from esper.kasmina.tracing.raw_inputs import take_raw_inputs
 from esper.kasmina.tracing.tracer import FLAG
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, is_slot_id
@@ -161,17 +159,15 @@ def _as_graph(
     folder = _add_seeds(model, seeds)
     opened = _opened_modules(trace, host)
     graph = fx.Graph()
-    value: Any = graph.placeholder("x")
+    given: list[Any] = [graph.placeholder(name) for name in trace.inputs.arguments]
     for position, part in enumerate(plan.graphs):
-        value = _append(graph, part, value, "", opened)
+        value = _append(graph, part, given, "", opened)
         for spec in plan.specs:
             if spec.position == position and spec.slot_id in seeds:
                 seed = seeds[spec.slot_id].graph
-                value = _append(graph, seed, value, f"{folder}.{spec.slot_id}.", {})
+                value = _append(graph, seed, [value], f"{folder}.{spec.slot_id}.", {})
+        given = [value]
     graph.output(value)
-    take_raw_inputs(graph, trace.inputs)
-    for name in trace.trainable:
-        model.get_parameter(name).requires_grad_()
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         for name in plan.unused:
@@ -204,13 +200,18 @@ def _opened_modules(trace: HostTrace, host: TracedHost) -> dict[str, fx.Graph]:
 
 
 def _append(
-    graph: fx.Graph, part: fx.Graph, value: Any, prefix: str, opened: Mapping[str, fx.Graph]
+    graph: fx.Graph,
+    part: fx.Graph,
+    given: Sequence[Any],
+    prefix: str,
+    opened: Mapping[str, fx.Graph],
 ) -> Any:
-    """Add the nodes of a graph that takes one value; return its output.
+    """Add the nodes of a graph that takes some values; return its output.
 
     `opened`: graphs to put in the place of modules.
     """
-    made: dict[fx.Node, Any] = {node: value for node in part.nodes if node.op == "placeholder"}
+    takes = [node for node in part.nodes if node.op == "placeholder"]
+    made: dict[fx.Node, Any] = dict(zip(takes, given, strict=True))
     return _copy_nodes(graph, part, made, prefix, opened)
 
 
@@ -351,7 +352,7 @@ def _last_tensors(seed: fx.GraphModule) -> tuple[str, ...]:
         if node.op == "call_function" and node.target in (operator.mul, torch.mul):
             scales = [a for a in node.args if isinstance(a, fx.Node) and a.op == "get_attr"]
             if scales:
-                return _alone(seed, scales[0], {str(scales[0].target)})
+                return _used_once(seed, scales[0], {str(scales[0].target)})
             numbers = [a for a in node.args if isinstance(a, int | float)]
             node = node.args[0] if numbers and isinstance(node.args[0], fx.Node) else None
             continue
@@ -360,12 +361,13 @@ def _last_tensors(seed: fx.GraphModule) -> tuple[str, ...]:
         path = str(node.target)
         layer = seed.get_submodule(path)
         if isinstance(layer, _LAYERS):
-            return _alone(seed, node, {f"{path}.{name}" for name, _ in layer.named_parameters()})
+            names = {f"{path}.{name}" for name, _ in layer.named_parameters()}
+            return _used_once(seed, node, names)
         node = node.args[0] if isinstance(layer, _PASSES) else None
     return ()
 
 
-def _alone(seed: fx.GraphModule, node: fx.Node, names: set[str]) -> tuple[str, ...]:
+def _used_once(seed: fx.GraphModule, node: fx.Node, names: set[str]) -> tuple[str, ...]:
     """Return the names, if nothing else computes with the parameters: at 0 it would never train."""
     again = [n for n in seed.graph.nodes if n.target == node.target and n.op == node.op]
     every = dict(seed.named_parameters(remove_duplicate=False))

@@ -97,7 +97,7 @@ def _convolution_sizes(layer: _ConvNd, channels: int, scale: Scale) -> Sizes:
     return {"in_channels": channels, "out_channels": out, "groups": channels}
 
 
-def fresh_layer(layer: nn.Module, sizes: Sizes) -> nn.Module:
+def _fresh_layer(layer: nn.Module, sizes: Sizes) -> nn.Module:
     """Return a new layer of the torch class with other sizes and its default initialisation."""
     names, kind = _arguments(layer)
     given = {name: getattr(layer, name) for name in names}
@@ -169,7 +169,7 @@ class Resizer:
     def layer(self, path: str, sizes: Sizes) -> None:
         """Turn a layer into one of other sizes; its hooks and the user's attributes stay."""
         layer = self.model.get_submodule(path)
-        fresh = fresh_layer(layer, sizes)
+        fresh = _fresh_layer(layer, sizes)
         for owner, part in fresh.named_modules():
             whole = f"{path}.{owner}" if path and owner else path or owner
             self._replace(whole, layer.get_submodule(owner), part)

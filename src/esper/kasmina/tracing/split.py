@@ -1,4 +1,4 @@
-"""Split the graph of a model into a chain of graphs with one input and one output each.
+"""Split the graph of a model into a chain: the first part takes its inputs, others one tensor.
 
 What depends only on sizes, parameters or constants is computed again where a later part needs it;
 sizes of tensors that are gone are read from the part's own input.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from esper.kasmina.tracing.tracer import BATCHES, Level, Pair, is_accessor
 from esper.leyline.errors import EsperError
@@ -23,8 +23,7 @@ def split_graph(graph: fx.Graph, cuts: Sequence[fx.Node]) -> list[fx.Graph]:
     output = next(node for node in nodes if node.op == "output")
     last = output.args[0]
     assert isinstance(last, fx.Node)
-    first = next(node for node in nodes if node.op == "placeholder")
-    begins, ends = (first, *cuts), (*cuts, last)
+    begins, ends = (None, *cuts), (*cuts, last)
     return [_Part(nodes, begin, end).build() for begin, end in zip(begins, ends, strict=True)]
 
 
@@ -55,15 +54,18 @@ def size_matches(value: Pair, live: Pair) -> bool:
 
 
 class _Part:
-    """One graph in the making, from the tensor `begin` to the tensor `end`."""
+    """One graph in the making, from the tensor `begin`, or the inputs, to the tensor `end`."""
 
-    def __init__(self, nodes: Sequence[fx.Node], begin: fx.Node, end: fx.Node) -> None:
+    def __init__(self, nodes: Sequence[fx.Node], begin: fx.Node | None, end: fx.Node) -> None:
         self._end = end
-        self._live: Pair = begin.meta["values"]
+        self._live: Pair = ((), ()) if begin is None else begin.meta["values"]
         self._needed = _needed(nodes, begin, end)
         self._graph = fx.Graph()
-        self._x = self._graph.placeholder("x")
-        self._made: dict[fx.Node, Any] = {begin: self._x}
+        given = [n for n in nodes if n.op == "placeholder"] if begin is None else [begin]
+        self._made: dict[fx.Node, Any] = {
+            node: self._graph.placeholder("x" if begin else str(node.target)) for node in given
+        }
+        self._x = self._made[given[0]]
 
     def build(self) -> fx.Graph:
         for node in self._needed:
@@ -111,19 +113,23 @@ class _Part:
         return a if found is None else self._graph.call_method("size", (self._x, found))
 
 
-def _needed(nodes: Sequence[fx.Node], begin: fx.Node, end: fx.Node) -> list[fx.Node]:
+def _needed(nodes: Sequence[fx.Node], begin: fx.Node | None, end: fx.Node) -> list[fx.Node]:
     """Return the nodes that depend on data between two tensors, in order."""
     order = {node: index for index, node in enumerate(nodes)}
+    start = -1 if begin is None else order[begin]
     wanted, stack = {end}, [end]
     while stack:
         for source in stack.pop().all_input_nodes:
-            gone = source.meta["level"] == Level.DATA and order[source] <= order[begin]
+            gone = source.meta["level"] == Level.DATA and order[source] <= start
             if source not in wanted and not gone:
                 wanted.add(source)
                 stack.append(source)
     return [
         node for node in nodes
-        if node in wanted and node is not begin and node.meta["level"] == Level.DATA
+        if node in wanted
+        and node is not begin
+        and node.op != "placeholder"
+        and node.meta["level"] == Level.DATA
     ]  # fmt: skip
 
 
@@ -141,3 +147,59 @@ def _axis(node: fx.Node) -> int | None:
 
 def _shape(value: object) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+# ---- properties of a part ---------------------------------------------------------------------
+
+_ADDS = frozenset({"add", "add_", "iadd"})
+_PASSES = frozenset({"relu", "relu_", "gelu", "silu", "dropout", "clone", "contiguous"})
+_PASSING_LAYERS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
+"""Where layers are defined that keep the shape and have no weights, except attention."""
+
+
+def keeps_input(segment: fx.GraphModule) -> bool:
+    """Whether the output is the input plus something, perhaps through an activation."""
+    output = next(node for node in segment.graph.nodes if node.op == "output")
+    start = output.args[0]
+    adds = isinstance(start, fx.Node) and start.op != "placeholder"
+    return adds and _reaches_input(segment, start, ())
+
+
+def _reaches_input(segment: fx.GraphModule, node: fx.Node, axes: tuple[int, ...]) -> bool:
+    """Whether a node adds to the input; `axes`: how its axes are permuted later."""
+    while True:
+        if node.op == "placeholder":
+            return axes == tuple(range(len(axes)))
+        data = [n for n in node.args if isinstance(n, fx.Node)]
+        if _name(node) in _ADDS:
+            return any(_reaches_input(segment, n, axes) for n in data)
+        if node.op == "call_method" and node.target == "permute":
+            order = [axis for axis in node.args[1:] if isinstance(axis, int)]
+            if len(order) + 1 < len(node.args) or (axes and len(axes) != len(order)):
+                return False
+            axes = tuple(order[axis] for axis in axes) if axes else tuple(order)
+        elif not data or not _passes(segment, node):
+            return False
+        node = data[0]
+
+
+def _passes(segment: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op != "call_module":
+        return _name(node) in _PASSES
+    layer = segment.get_submodule(str(node.target))
+    if isinstance(layer, nn.MultiheadAttention):
+        return False
+    return isinstance(layer, nn.Identity) or type(layer).__module__ in _PASSING_LAYERS
+
+
+def _name(node: fx.Node) -> str:
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", ""))
+    return str(node.target) if node.op == "call_method" else ""
+
+
+def protect_input(graph: fx.Graph, x: fx.Node) -> None:
+    """Let a graph work on a copy of a tensor it is given, which others read too."""
+    with graph.inserting_after(x):
+        copied = graph.call_method("clone", (x,))
+    x.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)

@@ -88,7 +88,7 @@ def is_accessor(node: fx.Node) -> bool:
     return node.op == "call_method" and node.target in _ACCESSORS
 
 
-class ValueProxy(fx.Proxy):
+class _ValueProxy(fx.Proxy):
     """A proxy that knows its values on the example."""
 
     def __getattr__(self, name: str) -> Any:
@@ -118,7 +118,7 @@ class ValueProxy(fx.Proxy):
 
 
 class ModelTracer(LeafTracer):
-    """Records the graph of a model with one input `x`, packed by `inputs`."""
+    """Records the graph of a model that is called with `inputs`."""
 
     def __init__(
         self,
@@ -170,15 +170,24 @@ class ModelTracer(LeafTracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        """Return a function of the one packed input, and its arguments."""
+        """Return a function of the model's inputs, and its arguments."""
         self._replace_len(root_fn)
+        inputs = self._inputs
 
-        def forward(root: nn.Module, x: Any) -> Any:
-            values = self._inputs.unpack(x)
-            out = self._inputs.call(lambda *args, **kw: root_fn(root, *args, **kw), values)
+        def forward(root: nn.Module, *given: Any) -> Any:
+            values = given if inputs.form != "dict" else [given[0][s.name] for s in inputs.specs]
+            out = inputs.call(lambda *args, **kw: root_fn(root, *args, **kw), values)
             return self.pick(out)
 
-        return forward, [self.root, self.create_proxy("placeholder", "x", (), {})]
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in inputs.arguments]
+        return forward, [self.root, *proxies]
+
+    def _example(self, argument: str, index: int) -> Any:
+        """Return the value of an argument on one of the batches."""
+        values = self._examples[index]
+        if self._inputs.form == "dict":
+            return {spec.name: v for spec, v in zip(self._inputs.specs, values, strict=True)}
+        return values[self._inputs.arguments.index(argument)]
 
     def pick(self, out: Any) -> Any:
         """Return the tensor that is trained on from what `forward` returns."""
@@ -188,7 +197,7 @@ class ModelTracer(LeafTracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return a proxy that knows its values."""
-        return ValueProxy(node, self)
+        return _ValueProxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
         """As in torch; proxies first, whatever they claim to be."""
@@ -226,7 +235,7 @@ class ModelTracer(LeafTracer):
     def _evaluate(self, node: fx.Node, index: int) -> Any:
         """Return the value of a node on one of the batches."""
         if node.op == "placeholder":
-            return self._inputs.pack(self._examples[index])
+            return self._example(str(node.target), index)
         args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["values"][index])
         given = [n.meta["values"][index] for n in node.all_input_nodes]
         versions = [_version(value) for value in given]
@@ -352,7 +361,7 @@ FLAG: Final = "_training"
 
 
 def _size_or_len(value: Any) -> Any:
-    if isinstance(value, ValueProxy):
+    if isinstance(value, _ValueProxy):
         small, large = value.node.meta["values"]
         if isinstance(small, Tensor) and len(small) != len(large):
             return value.size(0)
@@ -477,7 +486,7 @@ def _patched_isinstance() -> Iterator[None]:
     def patched(value: Any, kinds: Any) -> bool:
         if original(value, kinds):
             return True
-        if type(value) is not ValueProxy:
+        if type(value) is not _ValueProxy:
             return False
         known: Any = value.node.meta["values"][0]
         return original(known, Tensor) and original(known, kinds)

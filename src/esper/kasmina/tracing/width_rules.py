@@ -36,14 +36,27 @@ class Rule:
     """Old number -> new number; empty: numbers stay and heads become wider."""
 
 
-def int_attributes(model: nn.Module) -> Iterator[tuple[str, str, int]]:
+def choices(
+    model: nn.Module, sources: WidthSources, widths: Sequence[int], factor: float
+) -> Iterator[tuple[Rule, dict[tuple[str, str], Any]]]:
+    """Yield rules, each with sets of attributes that it scales, the most faithful first."""
+    for rule in rules(widths, factor, _divisors(model, sources), _head_counts(model)):
+        counts, sizes = _scaled_counts(model, rule), _scaled_attributes(model, rule)
+        # Left as they are, widths may do harm that no check sees, as in x[:, : self.width].
+        yield rule, counts | {key: v for key, v in sizes.items() if _is_width(key[1])}
+        yield rule, counts
+        yield rule, counts | {key: v for key, v in sizes.items() if _is_size(key[1])}
+        yield rule, counts | sizes
+
+
+def _int_attributes(model: nn.Module) -> Iterator[tuple[str, str, int]]:
     """Yield path, name and value of the integers that the user's modules hold."""
-    for path, name, value in size_attributes(model):
+    for path, name, value in _size_attributes(model):
         if isinstance(value, int):
             yield path, name, value
 
 
-def size_attributes(model: nn.Module) -> Iterator[tuple[str, str, int | tuple[int, ...]]]:
+def _size_attributes(model: nn.Module) -> Iterator[tuple[str, str, int | tuple[int, ...]]]:
     """Yield path, name and value of integers, and tuples of them, that the user's modules hold."""
     for path, module in model.named_modules():
         if type(module).__module__.startswith("torch.nn"):
@@ -54,57 +67,59 @@ def size_attributes(model: nn.Module) -> Iterator[tuple[str, str, int | tuple[in
                 yield path, name, value
 
 
-def scaled_attributes(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
+def _scaled_attributes(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
     """Return the attributes that equal a scaled width, a tuple with one, or the size of a head."""
     found: dict[tuple[str, str], Any] = {}
-    heads = [] if rule.heads else sorted(head_counts(model))
-    for path, name, value in size_attributes(model):
+    heads = [] if rule.heads else sorted(_head_counts(model))
+    for path, name, value in _size_attributes(model):
         new: Any = value
         if isinstance(value, tuple):
             new = tuple(rule.table.get(part, part) for part in value)
-        elif "head" in name.lower() and is_size(name):
+        elif "head" in name.lower() and _is_size(name):
             number = next((h for h in heads if value * h in rule.table), 0)
             whole = rule.table.get(value, value)
             new = rule.table[value * number] // number if number else whole
-        elif not is_count(name):
+        elif not _is_count(name):
             new = rule.table.get(value, value)
         if new != value:
             found[path, name] = new
     return found
 
 
-def scaled_counts(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
+def _scaled_counts(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
     """Return the numbers of heads that the rule changes."""
     return {
         (path, name): rule.heads[value]
-        for path, name, value in int_attributes(model)
-        if is_count(name) and value in rule.heads
+        for path, name, value in _int_attributes(model)
+        if _is_count(name) and value in rule.heads
     }
 
 
-def is_count(name: str) -> bool:
+def _is_count(name: str) -> bool:
     """Whether an attribute is a number of heads or groups, by its name."""
     return bool(_COUNTS.search(name)) and not _SIZES.search(name)
 
 
-def is_width(name: str) -> bool:
+def _is_width(name: str) -> bool:
     """Whether an attribute is a width, by its name."""
     return bool(_WIDTHS.search(name))
 
 
-def is_size(name: str) -> bool:
+def _is_size(name: str) -> bool:
     """Whether an attribute is a size, by its name: a width, or one of space or time."""
     return bool(_SIZES.search(name))
 
 
-def head_counts(model: nn.Module) -> set[int]:
+def _head_counts(model: nn.Module) -> set[int]:
     """Return the numbers of attention heads in a model."""
     found = {n.num_heads for n in model.modules() if isinstance(n, nn.MultiheadAttention)}
-    named = {v for _, name, v in int_attributes(model) if is_count(name) and "head" in name.lower()}
+    named = {
+        v for _, name, v in _int_attributes(model) if _is_count(name) and "head" in name.lower()
+    }
     return found | named
 
 
-def divisors(model: nn.Module, sources: WidthSources) -> set[tuple[int, int]]:
+def _divisors(model: nn.Module, sources: WidthSources) -> set[tuple[int, int]]:
     """Return pairs of a width and a number that must divide it."""
     found = set(sources.divided)
     for layer in sources.layers.values():
@@ -114,8 +129,8 @@ def divisors(model: nn.Module, sources: WidthSources) -> set[tuple[int, int]]:
             found.add((layer.num_channels, layer.num_groups))
         elif isinstance(layer, _ConvNd) and not is_depthwise(layer):
             found |= {(layer.in_channels, layer.groups), (layer.out_channels, layer.groups)}
-    for path, name, value in int_attributes(model):
-        if is_count(name):
+    for path, name, value in _int_attributes(model):
+        if _is_count(name):
             for layer in model.get_submodule(path).modules():
                 if isinstance(layer, GENERATORS) and output_width(layer) % value == 0:
                     found.add((output_width(layer), value))

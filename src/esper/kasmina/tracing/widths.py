@@ -39,16 +39,7 @@ from esper.kasmina.tracing.resizing import (
     sizes_for,
 )
 from esper.kasmina.tracing.tracer import kept_random_state, pick_output
-from esper.kasmina.tracing.width_rules import (
-    Rule,
-    divisors,
-    head_counts,
-    is_size,
-    is_width,
-    rules,
-    scaled_attributes,
-    scaled_counts,
-)
+from esper.kasmina.tracing.width_rules import Rule, choices
 from esper.kasmina.tracing.width_sources import (
     EXTRA,
     FROZEN,
@@ -122,16 +113,6 @@ class _Plan:
             resizer.tensor(name, shape)
 
 
-def scaled_factory(
-    model: nn.Module | Factory, example: Raw, factor: float, output: str | int | None = None
-) -> Factory:
-    """Return a factory of the user's model with all inner widths multiplied by `factor`.
-
-    Raises `EsperError` with the reason if that is not possible.
-    """
-    return scaled_model(model, example, factor, output).factory
-
-
 def scaled_model(
     model: nn.Module | Factory,
     example: Raw,
@@ -200,7 +181,7 @@ class Scaling:
             widths = self._sources.widths(fixed)
             if not widths:
                 continue
-            for rule, attributes in self._choices(widths, factor):
+            for rule, attributes in choices(self._base, self._sources, widths, factor):
                 key = repr((sorted(fixed), rule, attributes))
                 if key in failures:
                     continue
@@ -239,19 +220,6 @@ class Scaling:
         )
         given = self._trained[1]
         return ScaledModel(scaled, math.nan, parameters, rule.table, size, given, trace)
-
-    def _choices(
-        self, widths: Sequence[int], factor: float
-    ) -> Iterator[tuple[Rule, dict[tuple[str, str], Any]]]:
-        divided = divisors(self._base, self._sources)
-        for rule in rules(widths, factor, divided, head_counts(self._base)):
-            counts = scaled_counts(self._base, rule)
-            sizes = scaled_attributes(self._base, rule)
-            # Left as they are, widths may do harm that no check sees, as in x[:, : self.width].
-            yield rule, counts | {key: v for key, v in sizes.items() if is_width(key[1])}
-            yield rule, counts
-            yield rule, counts | {key: v for key, v in sizes.items() if is_size(key[1])}
-            yield rule, counts | sizes
 
     def _derive(
         self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]

@@ -8,45 +8,26 @@ Shape letters: E members, R rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from esper.leyline.errors import EsperError
-
-
-@dataclass(frozen=True, slots=True)
-class ScalerConfig:
-    """Settings of a loss scaler."""
-
-    init_scale: float = 2.0**16
-    """Initial scale."""
-    growth_factor: float = 2.0
-    """Factor after `growth_interval` finite batches in a row."""
-    backoff_factor: float = 0.5
-    """Factor after a batch with non-finite gradients."""
-    growth_interval: int = 2000
-    """Finite batches in a row before the scale grows."""
-
-    def __post_init__(self) -> None:
-        if not (self.init_scale > 0 and self.growth_factor > 1 and 0 < self.backoff_factor < 1):
-            raise EsperError(
-                f"scaler init_scale={self.init_scale} must be above 0, "
-                f"growth_factor={self.growth_factor} above 1, "
-                f"backoff_factor={self.backoff_factor} between 0 and 1"
-            )
-        if self.growth_interval < 1:
-            raise EsperError(f"scaler growth_interval={self.growth_interval}: must be 1 or more")
+INIT_SCALE: Final = 2.0**16
+GROWTH: Final = 2.0
+"""Factor after `GROWTH_INTERVAL` finite batches in a row."""
+GROWTH_INTERVAL: Final = 2000
+BACKOFF: Final = 0.5
+"""Factor after a batch with non-finite gradients."""
 
 
 class MemberScaler:
     """Loss scales of all members, on the device; never synchronises."""
 
     def __init__(
-        self, members: int, device: torch.device, config: ScalerConfig | None = None
+        self, members: int, device: torch.device, growth_interval: int = GROWTH_INTERVAL
     ) -> None:
-        self.config = config or ScalerConfig()
+        self._interval = growth_interval
         self.scale_E = torch.empty(members, dtype=torch.float32, device=device)
         self.good_E = torch.empty(members, dtype=torch.int32, device=device)
         """Finite batches since the scale last changed."""
@@ -54,7 +35,7 @@ class MemberScaler:
 
     def reset(self) -> None:
         """Reset to the initial scales."""
-        self.scale_E.fill_(self.config.init_scale)
+        self.scale_E.fill_(INIT_SCALE)
         self.good_E.zero_()
 
     def scales(self, member_R: Tensor | None) -> Tensor:
@@ -71,12 +52,11 @@ class MemberScaler:
 
     def update(self, overflow_E: Tensor, active_E: Tensor | None = None) -> None:
         """Update the scales after a batch, of the active members (None: all)."""
-        config = self.config
         good_E = torch.where(overflow_E, 0, self.good_E + 1)
-        due_E = good_E >= config.growth_interval
-        grown_E = torch.where(due_E, self.scale_E * config.growth_factor, self.scale_E)
+        due_E = good_E >= self._interval
+        grown_E = torch.where(due_E, self.scale_E * GROWTH, self.scale_E)
         grown_E = torch.where(torch.isfinite(grown_E), grown_E, self.scale_E)
-        lower_E = self.scale_E * config.backoff_factor
+        lower_E = self.scale_E * BACKOFF
         scale_E, good_E = torch.where(overflow_E, lower_E, grown_E), torch.where(due_E, 0, good_E)
         if active_E is not None:
             scale_E = torch.where(active_E, scale_E, self.scale_E)

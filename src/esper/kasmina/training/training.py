@@ -23,7 +23,8 @@ from esper.device.branches import Branches
 from esper.device.packing import PackedArrays
 from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.ops.kernel_scope import kernel_scope
-from esper.kasmina.rows.rows import RowPlan, RowShape, TrainMasks
+from esper.kasmina.rows.plan_layout import RowShape
+from esper.kasmina.rows.rows import RowPlan, TrainMasks
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.stacked.store import ParameterStore
 from esper.kasmina.training.optim import OptimConfig, StackedOptimizer, gradient_norm

@@ -24,9 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from esper.device.branches import Branches
 from esper.kasmina.ops.kernels.grids import block_of, is_padding, left_of
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched
-from esper.kasmina.ops.kernels.placing import IN_PLACE
+from esper.kasmina.ops.kernels.layout import IN_PLACE, launched, row_launches
 from esper.kasmina.ops.kernels.rows import LANE, same_layout
 from esper.kasmina.ops.kernels.sums import add_parts
 from esper.leyline.actions import BlendStyle

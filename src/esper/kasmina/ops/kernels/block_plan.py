@@ -21,7 +21,7 @@ MAX_CHANNELS: Final = 32
 MAX_PARTS: Final = 32
 """Parts of a row backward, each a thread block; the number depends on shape and batch alone, so
 that a row's sums do not depend on the number of rows."""
-LEAST_STEPS: Final = 8
+MIN_STEPS: Final = 8
 """Steps of a part backward, if the batch has that many: a part reads its member's weights first and
 leaves sums of their gradients."""
 SEED_PARTS: Final = 64
@@ -145,7 +145,7 @@ class BlockPlan:
         """Return the parts of a row of `batch` images, and the steps of a part."""
         if few_rows:
             return self._divided(batch, SEED_PARTS, SEED_STEPS)
-        return self._divided(batch, MAX_PARTS, LEAST_STEPS)
+        return self._divided(batch, MAX_PARTS, MIN_STEPS)
 
     def _divided(self, batch: int, most: int, least_steps: int) -> tuple[int, int]:
         steps = _cdiv(batch, self.images)

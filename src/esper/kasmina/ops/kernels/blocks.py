@@ -18,7 +18,6 @@ from torch.autograd.function import once_differentiable
 from esper.kasmina.ops.block_parameters import BlockParameters
 from esper.kasmina.ops.kernels.block_args import BlockArgs
 from esper.kasmina.ops.kernels.block_plan import WARPS, BlockPlan, BlockShape, plan
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
     dense_inside,
     dense_pixels,
@@ -27,6 +26,7 @@ from esper.kasmina.ops.kernels.layout import (
     launched,
     live_rows,
     output_activation,
+    row_launches,
     row_stride,
     stacked,
 )

@@ -19,16 +19,17 @@ from torch import Tensor
 
 from esper.kasmina.ops.kernels.gradients import Convolution, ConvolutionKernels
 from esper.kasmina.ops.kernels.grids import if_live, is_padding
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
+    Placement,
     dense_inside,
     empty_activation,
     laid_out,
     launched,
     next_power,
+    placed,
+    row_launches,
     row_stride,
 )
-from esper.kasmina.ops.kernels.placing import Placement, placed
 from esper.kasmina.ops.kernels.sums import add_parts
 
 PIXELS: Final = 256

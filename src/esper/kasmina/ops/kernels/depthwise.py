@@ -17,16 +17,17 @@ from torch import Tensor
 
 from esper.kasmina.ops.kernels.gradients import Convolution, ConvolutionKernels
 from esper.kasmina.ops.kernels.grids import if_live, is_padding
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
+    Placement,
     dense_inside,
     dense_pixels,
     empty_activation,
     launched,
     next_power,
+    placed,
+    row_launches,
     row_stride,
 )
-from esper.kasmina.ops.kernels.placing import Placement, placed
 from esper.kasmina.ops.kernels.sums import add_parts
 
 NUMBERS: Final = 2048

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from esper.kasmina.ops.flat_draws import FlatDraws
 from esper.kasmina.ops.kernels.grids import block_of
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched
+from esper.kasmina.ops.kernels.layout import launched, row_launches
 from esper.leyline.streams import GOLDEN, MIX_1, MIX_2, stream_keys
 
 BLOCK: Final = 1024

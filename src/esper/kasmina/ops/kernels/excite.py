@@ -18,12 +18,12 @@ from torch.autograd.function import once_differentiable
 
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import if_live, is_padding
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
     dense_pixels,
     empty_activation,
     launched,
     live_rows,
+    row_launches,
     skipping,
     stacked,
 )
@@ -170,7 +170,7 @@ def _run_excite_back(x: Tensor, dy: Tensor, factor: Tensor) -> tuple[Tensor, Ten
 
 
 class Squeeze(torch.autograd.Function):
-    """`x` `[R, B, C, H, W]` -> its means `[R, B, C]` in float32, and `x` itself for `Excite`; or
+    """`x` `[R, B, C, H, W]` -> its means `[R, B, C]` in float32, and `x` itself for `_Excite`; or
     one row of it all. Backward adds to the gradient of the second output in place."""
 
     @staticmethod
@@ -208,7 +208,7 @@ class Squeeze(torch.autograd.Function):
         return Squeeze.apply(stacked(x, in_dims[0], info.batch_size)), (0, 0)
 
 
-class Excite(torch.autograd.Function):
+class _Excite(torch.autograd.Function):
     """`x` `[R, B, C, H, W]`, factors `[R, B, C]` -> their product; or one row of it all."""
 
     @staticmethod
@@ -235,7 +235,7 @@ class Excite(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, int | None], x: Tensor, factor: Tensor
     ) -> tuple[Tensor, int]:
         rows = info.batch_size
-        return Excite.apply(stacked(x, in_dims[0], rows), stacked(factor, in_dims[1], rows)), 0
+        return _Excite.apply(stacked(x, in_dims[0], rows), stacked(factor, in_dims[1], rows)), 0
 
 
 def squeeze(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,6 +245,6 @@ def squeeze(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def excite(x: Tensor, factor: Tensor) -> Tensor:
-    """Typed `Excite.apply`."""
-    out: Tensor = Excite.apply(x, factor)
+    """Typed `_Excite.apply`."""
+    out: Tensor = _Excite.apply(x, factor)
     return out

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from esper.kasmina.ops.block_parameters import ExciteParameters
 from esper.kasmina.ops.kernels.grids import if_live, is_padding, left_of
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched
+from esper.kasmina.ops.kernels.layout import Placement, launched, placed, row_launches
 from esper.kasmina.ops.kernels.normalise import sizes
-from esper.kasmina.ops.kernels.placing import Placement, placed
 from esper.kasmina.ops.kernels.sums import add_parts
 
 SERIES: Final = 4

@@ -13,15 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.ops.kernels.grids import block_of
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched, next_power
+from esper.kasmina.ops.kernels.layout import launched, next_power, row_launches
 
 BLOCK: Final = 1024
 """Parameters per program forward."""
 ROWS: Final = 16
 """Rows that a program looks at backward in one go; the same for all plans, for each number would be
 a kernel to build in the middle of a run."""
-MOST: Final = 256
+MAX_BLOCK: Final = 256
 """Parameters per program backward, at most."""
 
 
@@ -71,7 +70,7 @@ def scatter_rows(grad_RP: Tensor, member_R: Tensor, frozen_R: Tensor, members: i
     grad_RP = grad_RP if grad_RP.stride(1) == 1 else grad_RP.contiguous()
     rows, count = grad_RP.shape
     out = grad_RP.new_empty(members, count)
-    block = min(next_power(count), MOST)
+    block = min(next_power(count), MAX_BLOCK)
     for first, number in row_launches(members):
         _scatter[(triton.cdiv(count, block), number)](
             grad_RP, member_R, frozen_R.view(torch.uint8), out, first, rows, count,

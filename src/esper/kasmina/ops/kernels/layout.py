@@ -9,9 +9,9 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -127,7 +127,7 @@ def stacked(value: Tensor, dim: int | None, rows: int) -> Tensor:
     return value.movedim(dim, 0)
 
 
-class Prepared(torch.autograd.Function):
+class _Prepared(torch.autograd.Function):
     """Converts an input to the layout and type of our kernels; one row or `[R, ...]`."""
 
     @staticmethod
@@ -148,10 +148,49 @@ class Prepared(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, int]:
-        return Prepared.apply(stacked(x, in_dims[0], info.batch_size), dtype), 0
+        return _Prepared.apply(stacked(x, in_dims[0], info.batch_size), dtype), 0
 
 
 def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Typed `Prepared.apply`."""
-    out: Tensor = Prepared.apply(x, dtype)
+    """Typed `_Prepared.apply`."""
+    out: Tensor = _Prepared.apply(x, dtype)
     return out
+
+
+# ---- launches over rows -----------------------------------------------------------------------
+
+MAX_ROWS: Final = 65_535
+"""Maximum size of the second and third axis of a CUDA grid; the first has 2**31 - 1."""
+
+
+def row_launches(rows: int) -> Iterator[tuple[int, int]]:
+    """Yield first row and number of rows of each launch: one, unless a grid is too small."""
+    for first in range(0, rows, MAX_ROWS):
+        yield first, min(MAX_ROWS, rows - first)
+
+
+# ---- rows that steps of seeds read and change in place ------------------------------------------
+
+IN_PLACE: Final = 2
+"""SKIPS of a kernel (`grids.is_padding`) that works on rows of another tensor."""
+
+
+class Placement(NamedTuple):
+    """Rows of an activation that a step reads or changes in place."""
+
+    rows: Tensor
+    """`[G]`"""
+    alpha: Tensor
+    """`[G]`; an entry with alpha 0 is unused and touches no row."""
+    takes: bool
+    """The step reads these rows; backward adds the gradient of its input to them."""
+    adds: bool
+    """Alpha times its output is added to them; backward reads its gradient there, times alpha."""
+
+
+def placed(count: int, like: Tensor, place: Placement | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return arguments of a kernel: rows, alpha, which entries are computed, and SKIPS; without a
+    placement the first two are any tensor."""
+    if place is not None:
+        return place.rows, place.alpha, place.alpha, IN_PLACE
+    return like, like, *skipping(count, like)

@@ -20,20 +20,21 @@ from torch.autograd.function import once_differentiable
 
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import if_live, is_padding, left_of
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
+    Placement,
     dense_inside,
     dense_pixels,
     empty_activation,
     launched,
     live_rows,
     next_power,
+    placed,
+    row_launches,
     stacked,
 )
-from esper.kasmina.ops.kernels.placing import Placement, placed
 from esper.kasmina.ops.kernels.sums import add_parts
 
-LARGEST: Final = 2**15
+MAX_VALUES: Final = 2**15
 """Maximum elements of a sample per program."""
 NUMBERS: Final = 2**11
 """Elements per program if samples are smaller."""
@@ -177,7 +178,7 @@ def supported(x: Tensor, groups: int) -> bool:
     """Whether a sample `[..., C, H, W]` is supported: channels and groups are powers of two."""
     channels, height, width = x.shape[-3:]
     powers = channels == next_power(channels) and groups == next_power(groups)
-    return powers and next_power(height * width) * channels <= LARGEST
+    return powers and next_power(height * width) * channels <= MAX_VALUES
 
 
 def sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:

@@ -19,13 +19,13 @@ from torch.autograd.function import once_differentiable
 
 from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.kernels.grids import block_of, if_live, is_padding
-from esper.kasmina.ops.kernels.launches import row_launches
 from esper.kasmina.ops.kernels.layout import (
     dense_pixels,
     empty_activation,
     launched,
     live_rows,
     next_power,
+    row_launches,
     skipping,
     stacked,
 )
@@ -151,7 +151,7 @@ def _pooled(x: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     return y, winners
 
 
-class MaxPool(torch.autograd.Function):
+class _MaxPool(torch.autograd.Function):
     """`[R, B, C, H, W]`, keep -> `[R, B, C, ceil(H / 2), ceil(W / 2)]` and the winners of each row,
     which backward needs; or one row of it all."""
 
@@ -183,7 +183,7 @@ class MaxPool(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, keep: bool
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        return MaxPool.apply(stacked(x, in_dims[0], info.batch_size), keep), (0, 0)
+        return _MaxPool.apply(stacked(x, in_dims[0], info.batch_size), keep), (0, 0)
 
 
 @launched
@@ -203,5 +203,5 @@ def _gradient(winners: Tensor, dy: Tensor, height: int, width: int) -> Tensor:
 
 def max_pool(x: Tensor) -> Tensor:
     """Pool images of one row, or of all; winners are kept where gradients are computed."""
-    out: Tensor = MaxPool.apply(x, torch.is_grad_enabled())[0]
+    out: Tensor = _MaxPool.apply(x, torch.is_grad_enabled())[0]
     return out

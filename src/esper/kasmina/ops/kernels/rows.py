@@ -1,8 +1,8 @@
 """Gather rows of activations for seeds, and add the seeds' results back.
 
-A row is contiguous memory; nothing here depends on the layout inside. `Gather` copies rows out,
-`ScatterAdd` adds (alpha times) the results. Seeds of one slot are in different rows, so one copy of
-the activation serves all of them. The backward pass mirrors this and skips rows without a seed.
+A row is contiguous memory; nothing here depends on the layout inside. `gather` copies rows out,
+`scatter_add` adds (alpha times) the results. Seeds of one slot are in different rows, so one copy
+of the activation serves all of them. The backward pass mirrors this and skips rows without a seed.
 
 Programs add without atomics, so at most one entry may write to a row. Unused entries of a padded
 plan share a few padding rows; their alpha is 0, and such an entry writes nothing, neither forward
@@ -30,9 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from esper.device.branches import Branches
 from esper.kasmina.ops.kernels.grids import block_of, if_live, is_padding, left_of
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched
-from esper.kasmina.ops.kernels.placing import IN_PLACE
+from esper.kasmina.ops.kernels.layout import IN_PLACE, launched, row_launches
 
 BLOCK: Final = 4096
 """Elements per program."""
@@ -84,7 +82,7 @@ def dense(h: Tensor) -> Tensor:
     return h if h.shape[0] == 1 or h.stride(0) == expected else h.contiguous()
 
 
-def like_rows(h: Tensor, rows: int) -> Tensor:
+def _like_rows(h: Tensor, rows: int) -> Tensor:
     """Allocate `rows` rows with the inner layout of `h`."""
     size = h[0].numel()
     return torch.empty_strided(
@@ -111,7 +109,7 @@ def take_rows(
 ) -> Tensor:
     """Return copies of rows, optionally scaled; of rows with scale or `live` 0: zeros; of rows with
     `live` below 0: whatever was there."""
-    out = like_rows(h, len(index)) if out is None else out
+    out = _like_rows(h, len(index)) if out is None else out
     skip = scale if live is None else live
     _launch_take(h, index, skip, out, int(skip is not None), scale is not None)
     return out
@@ -165,7 +163,7 @@ class Gather(torch.autograd.Function):
         ctx.own_gradient = own_gradient
         ctx.places = parts[0::2], parts[1::2]
         ctx.layout = h.stride(), h.dtype
-        taken = [like_rows(h, len(index)) for index in parts[0::2]]
+        taken = [_like_rows(h, len(index)) for index in parts[0::2]]
         with Branches(h.device, LANE) as branches:
             for index, live, out in zip(*ctx.places, taken, strict=True):
                 branches.run(partial(take_rows, h, index, out, live=live))
@@ -181,7 +179,7 @@ class Gather(torch.autograd.Function):
         return (total, None, *(None for _ in chain(*ctx.places)))
 
 
-class ScatterAdd(torch.autograd.Function):
+class _ScatterAdd(torch.autograd.Function):
     """(h, owned, for each group: index, alpha, delta) -> h with alpha * delta added to the rows."""
 
     @staticmethod
@@ -199,7 +197,7 @@ class ScatterAdd(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = same_layout(grad, *ctx.layout)
-        taken = [like_rows(grad, len(index)) for index in ctx.places[0]]
+        taken = [_like_rows(grad, len(index)) for index in ctx.places[0]]
         with Branches(grad.device, LANE) as branches:
             for index, alpha, out in zip(*ctx.places, taken, strict=True):
                 branches.run(partial(take_rows, grad, index, out, scale=alpha))
@@ -217,7 +215,7 @@ class Join(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, index: Tensor, detach: bool, whole: Tensor | None) -> Tensor:
         h = dense(h)
         if whole is None:
-            out = like_rows(h, len(h) + len(index))
+            out = _like_rows(h, len(h) + len(index))
             out[: len(h)].copy_(h)
         else:
             out = whole.view_as(whole)
@@ -268,5 +266,5 @@ def scatter_add(
     `owned`: nothing else refers to the memory of `h`, so it is changed in place.
     """
     parts = chain.from_iterable(zip(index, alpha, update, strict=True))
-    out: Tensor = ScatterAdd.apply(h, owned, *parts)
+    out: Tensor = _ScatterAdd.apply(h, owned, *parts)
     return out

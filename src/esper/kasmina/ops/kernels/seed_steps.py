@@ -28,8 +28,7 @@ from esper.kasmina.ops.block_parameters import (
     StepParameters,
 )
 from esper.kasmina.ops.kernels import blocks
-from esper.kasmina.ops.kernels.layout import dense_pixels, empty_activation
-from esper.kasmina.ops.kernels.placing import Placement
+from esper.kasmina.ops.kernels.layout import Placement, dense_pixels, empty_activation
 
 if TYPE_CHECKING:
     from esper.kasmina.ops.kernels.blend import BlendRows
@@ -41,7 +40,7 @@ Settings = tuple[type[StepParameters], tuple[int | bool, ...]]
 """What a step is apart from its tensors."""
 
 
-class GroupSettings(NamedTuple):
+class _GroupSettings(NamedTuple):
     """What a group is apart from its tensors."""
 
     steps: Sequence[Settings]
@@ -90,7 +89,7 @@ class SeedRows(NamedTuple):
         return BlendRows(kept, delta, self.rows, self.alpha, self.style, self.gates, in_place=True)
 
 
-class SeedSteps(torch.autograd.Function):
+class _SeedSteps(torch.autograd.Function):
     """(h, owned, own gradient, kept for backward, settings of each group; for each group rows,
     alpha, perhaps style and gates, and the tensors of its steps) -> h with the seeds blended into
     their rows."""
@@ -102,7 +101,7 @@ class SeedSteps(torch.autograd.Function):
         owned: bool,
         own_gradient: bool,
         keep: bool,
-        settings: Sequence[GroupSettings],
+        settings: Sequence[_GroupSettings],
         *tensors: Tensor,
     ) -> Tensor:
         groups = [_with_flat_gates(group) for group in _groups(settings, tensors)]
@@ -286,7 +285,7 @@ def _settings(step: StepParameters) -> Settings:
     return type(step), tuple(value for value in step if not isinstance(value, Tensor))
 
 
-def _groups(settings: Sequence[GroupSettings], tensors: Sequence[Tensor]) -> list[SeedRows]:
+def _groups(settings: Sequence[_GroupSettings], tensors: Sequence[Tensor]) -> list[SeedRows]:
     """Put together what `_tensors` took apart."""
     out, rest = [], iter(tensors)
     for steps, styled, gated in settings:
@@ -322,10 +321,10 @@ def add_seeds(h: Tensor, groups: Sequence[SeedRows], owned: bool, own_gradient: 
     gradient, so that it is changed in place.
     """
     settings = [
-        GroupSettings([_settings(s) for s in g.steps], g.style is not None, g.gates is not None)
+        _GroupSettings([_settings(s) for s in g.steps], g.style is not None, g.gates is not None)
         for g in groups
     ]
     tensors = (value for group in groups for value in _tensors(group))
     keep = torch.is_grad_enabled()
-    out: Tensor = SeedSteps.apply(h, owned, own_gradient, keep, settings, *tensors)
+    out: Tensor = _SeedSteps.apply(h, owned, own_gradient, keep, settings, *tensors)
     return out

@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.ops.kernels.launches import row_launches
-from esper.kasmina.ops.kernels.layout import launched, next_power
+from esper.kasmina.ops.kernels.layout import launched, next_power, row_launches
 
 TILE: Final = 4096
 """Numbers that a program holds."""

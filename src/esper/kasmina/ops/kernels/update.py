@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.ops.kernels.grids import block_of, left_of
-from esper.kasmina.ops.kernels.launches import row_launches
+from esper.kasmina.ops.kernels.layout import row_launches
 
 if TYPE_CHECKING:
     from esper.leyline.optim import OptimConfig
