@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from esper.compare import Compare, compare_policies, policy_jobs
 from esper.compare import folder as compare_folder
@@ -73,14 +72,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 # ---- end to end --------------------------------------------------------------------------------
 
 
-def test_a_comparison_ends_with_a_table_a_picture_a_report_and_numbers(tmp_path, capsys):
+def test_a_comparison_ends_with_a_table_a_report_and_numbers(tmp_path, capsys):
     assert call("wait", "static-full:norm", "mine=random", *FLAGS, "--out", tmp_path) == 0
     said = capsys.readouterr().out
     for word in ("wait (1/3), step 8/8", "P(better)", "minus wait", "mine", "s / host"):
         assert word in said, word
-    assert imread(tmp_path / "compare.png").shape[2] >= 3
     text = (tmp_path / "compare.md").read_text()
-    assert "](compare.png)" in text
     for metric in METRICS:
         assert f"## {metric.words} (" in text
     record = json.loads((tmp_path / "compare.json").read_text())

@@ -139,7 +139,7 @@ def judge(
         {name: run.result for name, run in found.items()},
         {name: run.compute_E for name, run in found.items()},
         {name: run.blueprints for name, run in found.items()},
-        make_run_result(mine.engine, [mine.result], mine.recorder, ""),
+        make_run_result(mine.engine, [mine.result], mine.timer, ""),
     )
 
 

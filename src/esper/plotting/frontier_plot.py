@@ -11,7 +11,7 @@ from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
 from esper.plotting.line_plot import LEFT, RIGHT, canvas, finite, nothing, score_scale, within
-from esper.plotting.style import frontier
+from esper.plotting.pareto import frontier
 from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
 HEIGHT, TOP, BOTTOM = 400.0, 62.0, 350.0

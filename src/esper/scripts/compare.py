@@ -4,7 +4,7 @@
     esper compare heuristic fixed:conv_heavy@2:r0c0,r0c1 learned=runs/RUN
     esper compare wait static-final:out/train_heuristic_digits_impaired.json --rent 0.5
 
-Prints tables and writes a plot, a report and all numbers (docs/compare.md).
+Prints tables and writes a report and all numbers (docs/compare.md).
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ def compare(config: Compare, argv: Sequence[str] = ()) -> None:
 
 
 def report(found: Comparison, folder: Path) -> None:
-    """Write plot, report and numbers to the folder, then print the tables."""
+    """Write report and numbers to the folder, then print the tables."""
     from esper.compare.folder import report_paths, unwritable
-    from esper.compare.report import draw, markdown, numbers
+    from esper.compare.report import markdown, numbers
     from esper.scripts.cli.report_files import json_file, write_before_printing
     from esper.storage.atomic import write_atomic
 
     places = report_paths(folder)
-    text = markdown(found, places.picture.name).encode(errors="backslashreplace")
+    text = markdown(found).encode(errors="backslashreplace")
     files: tuple[ReportFile, ...] = (
         json_file(places.numbers, numbers(found)),
         (places.report, lambda path: write_atomic(path, text)),
-        (places.picture, lambda path: draw(path, found)),
     )
     try:
         with write_before_printing(*files):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from esper.kasmina.ops.kernels.build_times import KernelBuilds
     from esper.tolaria.engine import VectorizedEngine
 
-PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
+PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich")
 """Required packages, besides torch."""
 EXTRAS: Final = {
     "onnx": f"export to ONNX ({install_hint('export')})",

@@ -54,7 +54,7 @@ class Evaluate:
     data_dir: Path | None = None
     """Folder of the data sets; default that of its training, else $ESPER_DATA_DIR or ./data."""
     out: Path = field(default_factory=lambda: Path("out"))
-    """Output folder for plot and numbers."""
+    """Output folder for the numbers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def evaluate(argv: Sequence[str]) -> None:
 
     places = report_paths(config.out, spec.name)
     require_not_folders(places)
-    require_writable(places.picture, "--out")
+    require_writable(places.numbers, "--out")
     set_deterministic_cublas()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
@@ -137,14 +137,13 @@ def resolve_checkpoint(path: Path) -> Path | None:
 class ReportPaths(NamedTuple):
     """Paths of the report files."""
 
-    picture: Path
     numbers: Path
     judgement: Path
 
 
 def report_paths(folder: Path, task: str) -> ReportPaths:
     """Report paths of an evaluation on a task."""
-    names = (f"eval_{task}{end}" for end in (".png", ".json", "_judged.json"))
+    names = (f"eval_{task}{end}" for end in (".json", "_judged.json"))
     return ReportPaths(*(folder / name for name in names))
 
 
@@ -154,13 +153,12 @@ def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
     from esper.karn.console import console_for_report
     from esper.karn.display import say
     from esper.scripts.cli.report_files import json_file, write_before_printing
-    from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
+    from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
 
     places = report_paths(config.out, judged.result.task)
     run_report = RunReport(
         policy=LEARNED,
         episodes=judged.members,
-        picture=places.picture,
         numbers=places.numbers,
         settings=settings_json(config),
     )
@@ -170,7 +168,7 @@ def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
         "judged": judged.numbers(),
     }
     judgement = json_file(places.judgement, record)
-    with write_before_printing(judgement, *report_files(run_report, judged.result)):
+    with write_before_printing(judgement, report_file(run_report, judged.result)):
         print_report(run_report, judged.result)
         console = console_for_report()
         console.print(judgement_table(judged))

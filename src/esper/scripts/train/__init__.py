@@ -5,7 +5,7 @@
     python -m esper.scripts.train random --task digits_impaired --rounds 3 --telemetry-dir events
     python -m esper.scripts.train ppo --task digits_impaired --rounds 100 --envs 16
 
-Shows progress, then a table, and writes a plot and all numbers. `ppo` trains a controller and
+Shows progress, then a table, and writes all numbers. `ppo` trains a controller and
 evaluates it on fresh members against static-final (its own topologies, planted from the start),
 asha (a search over planted topologies), wait, random and heuristic.
 """
@@ -124,17 +124,17 @@ def train_baseline(policy: str, flags: Sequence[str]) -> None:
 
         return plan_baseline(config, spec)
     from esper.scripts.cli.run_page import write_run_page
-    from esper.scripts.train.report import report_paths, report_train, run_name_of
+    from esper.scripts.train.report import report_path, report_train, run_name_of
     from esper.scripts.train.run import run
     from esper.simic.training.runs.folder import report_dir
     from esper.simic.training.runs.interrupts import Interrupted
     from esper.storage.atomic import require_not_folders, require_writable
 
     before = None if config.resume is None else report_dir(config.resume)
-    places = report_paths(config, spec.name, before)
-    require_not_folders(places)
+    place = report_path(config, spec.name, before)
+    require_not_folders([place])
     if config.out is not None:
-        require_writable(places[0], "--out")
+        require_writable(place, "--out")
     try:
         with run(config, spec, run_name_of(config.parsed)) as trained:
             report_train(config, trained)

@@ -141,7 +141,7 @@ class Train:
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
     """Progress and telemetry; events go to the run folder by default."""
     out: Path | None = None
-    """Write plot and numbers to this folder, over those of an earlier run; default: the run
+    """Write the numbers to this folder, over those of an earlier run; default: the run
     folder."""
     dry_run: bool = False
     """Print the plan and an estimated time from a few timed steps; train and write nothing."""
