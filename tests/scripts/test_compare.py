@@ -219,7 +219,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_stopped(tmp_path):
     """kill -9 while the second policy runs; the third time everything is there already."""
     policies = ("wait", "random", "static-full:norm")
     long = (*FLAGS, "--episode-length", "60", "--quiet")
-    command = [sys.executable, "-m", "esper.scripts.compare", *policies, *long, "--out"]
+    command = [sys.executable, "-m", "esper", "compare", *policies, *long, "--out"]
     killed = subprocess.Popen([*command, str(tmp_path / "cut")], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("cut/policies/wait-*.json")) and time.monotonic() < deadline:

@@ -60,7 +60,7 @@ def numbers(folder: Path, policy: str) -> dict:
 
 def test_the_heuristic_has_the_charge_that_is_given():
     """The price itself is in what it observes."""
-    for flags, charge in (((), HeuristicConfig().charge), (("--charge", "0.5"), 0.5)):
+    for flags, charge in (((), HeuristicConfig().charge), (("--heuristic.charge", "0.5"), 0.5)):
         asked = read_train("heuristic", ["--task", "digits_impaired", "--rent", "0.25", *flags])
         policy = asked.make_policy(asked.check(), ScoreReward(Upkeep()))
         assert policy.config == HeuristicConfig(charge=charge)
@@ -172,26 +172,6 @@ def test_every_word_of_a_comparison_is_taken_or_refused_in_one_line(
         assert isinstance(asked.make_policy(spec, ScoreReward(Upkeep())), PolicyProtocol)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("fixed", "--blueprint", "norm"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
-        (("fixed", "--slots", "r0c0", "r0c1"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
-        (("fixed", "--start=3"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
-        (("fixed", "--topology", "r0c0=norm"), "write fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT@STEP"),
-        (("static-full", "--blueprint", "norm"), "write static-full:BLUEPRINT:SLOT,SLOT"),
-        (("static-final", "--topology", "r0c0=norm"), "write static-final:SLOT=BLUEPRINT,"),
-        (("heuristic", "--order", "norm"), "write heuristic:BLUEPRINT,BLUEPRINT"),
-        (("wait", "--start", "3"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
-    ],
-)
-def test_a_flag_that_is_gone_says_what_to_write_instead(words, says, capsys):
-    assert call(*words) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {words[1].partition('=')[0]} was removed: {says}")
-    assert said.count("\n") == 1
-
-
 def test_help_shows_an_example_of_every_policy(capsys):
     assert call("--help") == 0
     said = capsys.readouterr().out
@@ -200,7 +180,7 @@ def test_help_shows_an_example_of_every_policy(capsys):
             assert word in said
     for word in ("static-final", "static-final:r0c0=norm", "fixed:norm@3"):
         assert call(word, "--help") == 0
-        assert "--charge" in capsys.readouterr().out
+        assert "--heuristic.charge" in capsys.readouterr().out
 
 
 def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
@@ -497,8 +477,7 @@ BAD = [
     (("wait", "--task", "synthetic", "--batch-size", "5000"), "batch size 5000"),
     (("wait", "--device", "cuda:7"), "cuda:7"),
     (("wait", "--rollout-steps", "3"), "--rollout-steps has no meaning for wait"),
-    (("heuristic", *TINY, "--charge", "-1"), "charge=-1"),
-    (("wait", "--charge", "1"), "--charge has no meaning for wait"),
+    (("heuristic", *TINY, "--heuristic.charge", "-1"), "charge=-1"),
     (("fixed:conv_hevy", *TINY), "conv_heavy"),
     (("static-full:norm:r9c9", *TINY), "r9c9"),
     (("heuristic:norm,conv_lite", *TINY), "conv_light"),

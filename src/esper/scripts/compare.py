@@ -84,7 +84,3 @@ def _print(found: Comparison, places: ReportPaths) -> None:
             say(console, f"N* of {match.label}: {match} ({runs})")
     for label, path in places._asdict().items():
         say(console, f"{label}: {path}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

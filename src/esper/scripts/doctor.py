@@ -7,9 +7,8 @@ esper doctor --task cifar_baseline      on another task, with synthetic data if 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,11 +45,6 @@ class Doctor:
     """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
     data_dir: Path | None = None
     """Folder of the data files; default $ESPER_DATA_DIR, then ./data."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Doctor, examine, argv)
 
 
 def examine(config: Doctor) -> None:
@@ -225,5 +219,5 @@ def data_lines(config: Doctor) -> list[str]:
     return [*lines, *(f"{', '.join(names)}: {where}" for where, names in places.items())]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, Doctor, examine)
+"""Entry point of the command."""

@@ -175,7 +175,3 @@ def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
         say(console, judged.verdict_line())
         for label, what in (("checkpoint", checkpoint), ("judgement", places.judgement)):
             say(console, f"{label}: {what}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,10 +7,9 @@ esper export RUN weights.safetensors         the weights alone
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,11 +49,6 @@ class _Found:
     example: Any
     size: str
     score: str
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Export, export, argv)
 
 
 def export(config: Export) -> None:
@@ -105,5 +99,5 @@ def _size(params: int, macs: int) -> str:
     return f"{params:,} parameters, {macs:,} MACs"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, Export, export)
+"""Entry point of the command."""

@@ -8,8 +8,8 @@ esper query RUN "select ..." --csv > rounds.csv
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,11 +44,6 @@ class Query:
     """Print JSON, a list of objects."""
     rows: int = 100
     """Rows of a table to print; CSV and JSON have all."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Query, query, argv)
 
 
 def query(config: Query) -> None:
@@ -111,5 +106,5 @@ def print_table(result: QueryResult, most: int) -> None:
         print(f"{more:,} more rows: --rows N prints more, --csv and --json all")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, Query, query)
+"""Entry point of the command."""

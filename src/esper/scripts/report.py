@@ -6,9 +6,8 @@ esper report RUN --out page.html
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -28,11 +27,6 @@ class Report:
     """File to write; default: report.html in the run folder."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Report, report, argv)
-
-
 def report(config: Report) -> None:
     """Write the page. Imports are local, so that --help is fast."""
     from esper.karn.report.page import write_page
@@ -41,5 +35,5 @@ def report(config: Report) -> None:
     say(write_page(find_run(config.run), config.out))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, Report, report)
+"""Entry point of the command."""

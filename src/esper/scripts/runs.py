@@ -8,9 +8,9 @@ esper runs --json               as JSON
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -47,11 +47,6 @@ class ListRuns:
     """Folder that contains the run folders."""
     json: bool = False
     """Print JSON instead of a table."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(ListRuns, show_runs, argv)
 
 
 def show_runs(config: ListRuns) -> None:
@@ -142,5 +137,5 @@ def _score(score: float | None) -> str:
     return "-" if score is None else f"{score:.4f}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, ListRuns, show_runs)
+"""Entry point of the command."""

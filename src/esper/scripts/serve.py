@@ -8,8 +8,8 @@ esper serve --host 0.0.0.0          for other machines, with a token
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
@@ -43,11 +43,6 @@ class Serve:
             raise EsperError(f"--port {self.port}: 0 to 65535")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Serve, serve_runs, argv)
-
-
 def serve_runs(config: Serve) -> None:
     """Serve until stopped. Imports are local, so that --help is fast."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
@@ -62,5 +57,5 @@ def serve_runs(config: Serve) -> None:
         print("stopped", file=sys.stderr)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, Serve, serve_runs)
+"""Entry point of the command."""

@@ -7,9 +7,8 @@ esper show RUN --json       as JSON
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,11 +29,6 @@ class Show:
     """Run folder, or its name in ./runs."""
     json: bool = False
     """Print JSON instead."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Show, show, argv)
 
 
 def show(config: Show) -> None:
@@ -150,5 +144,5 @@ def show_contenders(path: Path, as_json: bool) -> None:
     say(f"folder: {path}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, Show, show)
+"""Entry point of the command."""

@@ -8,9 +8,9 @@ esper tasks --data-dir DIR      look for data there
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,11 +31,6 @@ class ListTasks:
     """Folder of the data files; default $ESPER_DATA_DIR, then ./data."""
     json: bool = False
     """Print JSON instead of a table."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(ListTasks, show_tasks, argv)
 
 
 def show_tasks(config: ListTasks) -> None:
@@ -78,5 +73,5 @@ def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
         console.print(Text(f"{entry.name}: {entry.problem}", style="red"), soft_wrap=True)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, ListTasks, show_tasks)
+"""Entry point of the command."""

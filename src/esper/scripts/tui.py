@@ -8,8 +8,8 @@ esper tui DIR              choose from another folder of runs
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -26,11 +26,6 @@ class Tui:
 
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """Run folder, its name in ./runs, or a folder of runs; default: choose from ./runs."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Tui, watch, argv)
 
 
 def watch(config: Tui) -> None:
@@ -56,5 +51,5 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.__stdout__ is not None and sys.__stdout__.isatty()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, Tui, watch)
+"""Entry point of the command."""

@@ -48,7 +48,7 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
         "op-prior",
     ),
     "reward": (),
-    "heuristic": ("charge",),
+    "heuristic": (),
     "records": (
         "out", "runs", "run-name", "folder", "name", "checkpoint-every", "keep", "keep-members",
         "telemetry", "telemetry-dir", "quiet", "track",
