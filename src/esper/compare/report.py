@@ -23,7 +23,7 @@ LABEL_SHOWN: Final = 24
 """Maximum characters of a label on the console."""
 
 
-def title_of(found: Comparison) -> str:
+def _title_of(found: Comparison) -> str:
     """`7 policies on digits_impaired, the same 20 hosts each`"""
     settings = found.settings
     rent = "" if settings.rent == 1 else f", rent {settings.rent:g} times the task's"
@@ -40,7 +40,7 @@ def _contexts_name(spec: ContextSpec) -> str:
 # ---- formatting --------------------------------------------------------------------------------
 
 
-def with_interval(estimate: Estimate, form: str) -> str:
+def _with_interval(estimate: Estimate, form: str) -> str:
     """`0.3412 (0.3280 to 0.3501)`; only the value if the interval is unknown."""
     value = form.format(estimate.value)
     if math.isnan(estimate.low):
@@ -64,17 +64,17 @@ def _wins(policy: ComparedPolicy, metric: Metric) -> str:
 def score_table(found: Comparison) -> Table:
     """Score of every policy, and its difference to the reference."""
     score = METRICS[0]
-    table = Table(title=escape(title_of(found)), box=SIMPLE_HEAD)
+    table = Table(title=escape(_title_of(found)), box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     first = escape(shorten(found.policies[0].label, LABEL_SHOWN // 2))
     for name in ("score, IQM (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
         table.add_column(name, justify="right")
     for policy in found.policies:
         standing = policy.standing(score.name)
-        row = [shorten(policy.label, LABEL_SHOWN), with_interval(standing.iqm, "{:.3f}")]
+        row = [shorten(policy.label, LABEL_SHOWN), _with_interval(standing.iqm, "{:.3f}")]
         if standing.difference is not None and standing.improvement is not None:
             row += [
-                with_interval(standing.difference.student, "{:+.3f}"),
+                _with_interval(standing.difference.student, "{:+.3f}"),
                 f"{standing.improvement.value:.2f}",
                 _wins(policy, score),
             ]
@@ -136,7 +136,7 @@ def _policy_numbers(policy: ComparedPolicy) -> Json:
 def markdown(found: Comparison) -> str:
     """The Markdown report."""
     parts = [
-        f"# {title_of(found)}",
+        f"# {_title_of(found)}",
         *(_metric_part(found, metric) for metric in METRICS),
         *_matching_part(found),
         *_context_part(found),
@@ -168,16 +168,16 @@ def _metric_part(found: Comparison, metric: Metric) -> str:
         standing = policy.standing(metric.name)
         row = [
             policy.label,
-            with_interval(standing.mean, metric.form),
-            with_interval(standing.iqm, metric.form),
+            _with_interval(standing.mean, metric.form),
+            _with_interval(standing.iqm, metric.form),
         ]
         if standing.difference is None or standing.improvement is None:
             row += ["the reference", "", "", ""]
         else:
             row += [
-                with_interval(standing.difference.student, metric.difference),
-                with_interval(standing.difference.bootstrap, metric.difference),
-                with_interval(standing.improvement, "{:.2f}"),
+                _with_interval(standing.difference.student, metric.difference),
+                _with_interval(standing.difference.bootstrap, metric.difference),
+                _with_interval(standing.improvement, "{:.2f}"),
                 _wins(policy, metric),
             ]
         rows.append(row)

@@ -28,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from esper.compare.config import Compare
 
     argv = sys.argv[1:] if argv is None else argv
-    return run_command(Compare, lambda config: compare(config, argv), argv)
+    return run_command(Compare, lambda config: _compare(config, argv), argv)
 
 
-def compare(config: Compare, argv: Sequence[str] = ()) -> None:
+def _compare(config: Compare, argv: Sequence[str] = ()) -> None:
     """Compare and report. Imports are local, so that --help is fast.
 
     `argv`: the command line, to be repeated when the comparison is interrupted.
@@ -45,11 +45,11 @@ def compare(config: Compare, argv: Sequence[str] = ()) -> None:
 
     set_deterministic_cublas()
     command = command_line("compare", argv) if argv else ""
-    found = run_comparison(config, console_for_report(), on_end=report, command=command)
+    found = run_comparison(config, console_for_report(), on_end=_report, command=command)
     write_run_page(config.folder(found.settings.task))
 
 
-def report(found: Comparison, folder: Path) -> None:
+def _report(found: Comparison, folder: Path) -> None:
     """Write report and numbers to the folder, then print the tables."""
     from esper.compare.folder import report_paths, unwritable
     from esper.compare.report import markdown, numbers

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Export:
+class _Export:
     """Write a network from its run folder; nothing in the folder runs."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -51,7 +51,7 @@ class _Found:
     score: str
 
 
-def export(config: Export) -> None:
+def _export(config: _Export) -> None:
     """Write the network. Imports are local, so that --help is fast."""
     from esper.kasmina.export.export import export_model, require_suffix
     from esper.scripts.cli.run_paths import find_run
@@ -71,7 +71,7 @@ def export(config: Export) -> None:
     say(f"{config.out}: {found.size}, {found.score}")
 
 
-def _grown(run: Path, config: Export, own: Any) -> _Found:
+def _grown(run: Path, config: _Export, own: Any) -> _Found:
     """The pick of `esper grow`, or the best one within limits."""
     from esper.growing.result import GrowResult
 
@@ -82,7 +82,7 @@ def _grown(run: Path, config: Export, own: Any) -> _Found:
     return _Found(network.model, network.example, _size(network.params, network.macs), score)
 
 
-def _member(run: Path, config: Export, own: Any) -> _Found:
+def _member(run: Path, config: _Export, own: Any) -> _Found:
     """The best member that `esper train` kept, within limits."""
     from esper.kasmina.layers.counting import count_parameters
     from esper.simic.training.runs.folder import members_dir
@@ -99,5 +99,5 @@ def _size(params: int, macs: int) -> str:
     return f"{params:,} parameters, {macs:,} MACs"
 
 
-main = partial(run_command, Export, export)
+main = partial(run_command, _Export, _export)
 """Entry point of the command."""

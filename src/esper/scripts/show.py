@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Show:
+class _Show:
     """Show the outcome of a run: verdict, frontier and settings."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -31,19 +31,19 @@ class Show:
     """Print JSON instead."""
 
 
-def show(config: Show) -> None:
+def _show(config: _Show) -> None:
     """Print it. Imports are local, so that --help is fast."""
     from esper.karn.views import RunKind, kind_of
     from esper.karn.views.damage import naming_damage
     from esper.scripts.cli.run_paths import find_run
 
     path = find_run(config.run)
-    makers = {RunKind.GROW: show_grow_run, RunKind.TRAIN: show_training_run}
+    makers = {RunKind.GROW: _show_grow_run, RunKind.TRAIN: _show_training_run}
     with naming_damage(path):
-        makers.get(kind_of(path), show_contenders)(path, config.json)
+        makers.get(kind_of(path), _show_contenders)(path, config.json)
 
 
-def show_grow_run(path: Path, as_json: bool) -> None:
+def _show_grow_run(path: Path, as_json: bool) -> None:
     """Verdict, frontier and settings; without a result yet, its state."""
     from esper.growing.folder import RESULT, read_info
     from esper.growing.result import GrowResult
@@ -70,7 +70,7 @@ def show_grow_run(path: Path, as_json: bool) -> None:
     say("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
 
 
-def show_training_run(path: Path, as_json: bool) -> None:
+def _show_training_run(path: Path, as_json: bool) -> None:
     """Verdict, and what the list of runs knows about it."""
     from esper.karn import views
     from esper.karn.report.page import verdict
@@ -102,7 +102,7 @@ def show_training_run(path: Path, as_json: bool) -> None:
             say(f"{name:<11}  {value}")
 
 
-def show_contenders(path: Path, as_json: bool) -> None:
+def _show_contenders(path: Path, as_json: bool) -> None:
     """Verdict and contenders of a comparison or an audit."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -144,5 +144,5 @@ def show_contenders(path: Path, as_json: bool) -> None:
     say(f"folder: {path}")
 
 
-main = partial(run_command, Show, show)
+main = partial(run_command, _Show, _show)
 """Entry point of the command."""

@@ -24,7 +24,7 @@ PLAIN_WIDTH: Final = 140
 
 
 @dataclass(frozen=True)
-class ListTasks:
+class _ListTasks:
     """List tasks with host, slots, episode length and data location."""
 
     data_dir: Path | None = None
@@ -33,7 +33,7 @@ class ListTasks:
     """Print JSON instead of a table."""
 
 
-def show_tasks(config: ListTasks) -> None:
+def _show_tasks(config: _ListTasks) -> None:
     """Print the list. Imports are local, so that --help is fast."""
     from esper.tasks.listing import list_tasks
 
@@ -41,10 +41,10 @@ def show_tasks(config: ListTasks) -> None:
     if config.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
     else:
-        print_table(entries)
+        _print_table(entries)
 
 
-def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
+def _print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
     """Print the tasks as a table, then those that could not be loaded."""
     from rich.table import Table
     from rich.text import Text
@@ -73,5 +73,5 @@ def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
         console.print(Text(f"{entry.name}: {entry.problem}", style="red"), soft_wrap=True)
 
 
-main = partial(run_command, ListTasks, show_tasks)
+main = partial(run_command, _ListTasks, _show_tasks)
 """Entry point of the command."""

@@ -21,14 +21,14 @@ from esper.scripts.cli.command import run_command
 
 
 @dataclass(frozen=True)
-class Tui:
+class _Tui:
     """Watch runs in the terminal, live or after their end; keys are shown at the bottom."""
 
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """Run folder, its name in ./runs, or a folder of runs; default: choose from ./runs."""
 
 
-def watch(config: Tui) -> None:
+def _watch(config: _Tui) -> None:
     """Open the interface. Imports are local, so that --help is fast."""
     if find_spec("textual") is None:
         raise EsperError(f"esper tui needs Textual: {install_hint('tui')}")
@@ -51,5 +51,5 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.__stdout__ is not None and sys.__stdout__.isatty()
 
 
-main = partial(run_command, Tui, watch)
+main = partial(run_command, _Tui, _watch)
 """Entry point of the command."""

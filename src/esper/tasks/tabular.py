@@ -42,7 +42,7 @@ COLUMNS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterTable:
+class _ClusterTable:
     """Creates a table of Gaussian clusters when called."""
 
     rows: int = 6400
@@ -78,7 +78,7 @@ class ClusterTable:
         return split_validation(rest, test, self.validation, column_statistics)
 
 
-def load_digit_rows() -> TaskData:
+def _load_digit_rows() -> TaskData:
     """The digits, 64 columns each; scaled alike, because some pixels are always 0."""
     data = load_digits_data()
     rows = {}
@@ -98,7 +98,7 @@ register_task(
     TaskSpec(
         name="digits_tabular",
         description="Digits as a table of 64 columns, four blocks of width 8",
-        load_data=load_digit_rows,
+        load_data=_load_digit_rows,
         host_factory=_ROWS_HOST,
         topology="mlp",
         slots=_ROWS_HOST.slots,
@@ -118,7 +118,7 @@ _CLUSTERS: Final = register_task(
     TaskSpec(
         name="clusters_tabular",
         description="Table of 10 columns, 10 classes of 4 clusters each, four blocks of width 12",
-        load_data=ClusterTable(),
+        load_data=_ClusterTable(),
         host_factory=_HOST,
         topology="mlp",
         slots=_HOST.slots,

@@ -43,7 +43,7 @@ def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str
     return kept, f" ({len(kept)} of {len(rows):,} rows; esper query has all)"
 
 
-def as_table(
+def _as_table(
     title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], figures: Sequence[int] = ()
 ) -> Markup:
     """A table that is shown on demand."""
@@ -53,7 +53,7 @@ def as_table(
     )
 
 
-def picture(drawn: Markup, caption: str) -> Markup:
+def _picture(drawn: Markup, caption: str) -> Markup:
     """A plot with its caption."""
     return tag("figure", drawn, tag("figcaption", caption))
 
@@ -76,11 +76,11 @@ def learning(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"
     return "Learning curve", [
-        picture(
+        _picture(
             line_plot([scores, accuracy], "round", "score, accuracy", label),
             "Means over the members of a round; bands are 95 % intervals.",
         ),
-        as_table("Rounds", head, rows),
+        _as_table("Rounds", head, rows),
     ]
 
 
@@ -107,9 +107,9 @@ def seeds(run: Path) -> Section:
         for one in measured
     ]  # fmt: skip
     return "Life lines of seeds", [
-        picture(drawn, caption),
-        as_table("Seeds", head, rows, (0, 4, 5)),
-        as_table("Contributions", ("step", "member", "slot", "seed", "contribution",
+        _picture(drawn, caption),
+        _as_table("Seeds", head, rows, (0, 4, 5)),
+        _as_table("Contributions", ("step", "member", "slot", "seed", "contribution",
                                    "standard error", "Shapley value"), measures, (0, 1, 4, 5, 6)),
     ]  # fmt: skip
 
@@ -138,11 +138,11 @@ def actions(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Share of decisions by operation over {len(rounds)} rounds; the table has the values"
     return "What the controller did", [
-        picture(line_plot(series, "round", "share of decisions", label),
+        _picture(line_plot(series, "round", "share of decisions", label),
                 "The operations that were chosen most."),
-        as_table("Operations", ("round", "operation", "chosen", "executed", "legal",
+        _as_table("Operations", ("round", "operation", "chosen", "executed", "legal",
                                 "mean probability"), rows, (0, 2, 3, 4, 5)),
-        as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
+        _as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
                                         "reward each"), slots, (0, 2, 3, 4, 5)),
     ]  # fmt: skip
 
@@ -177,10 +177,18 @@ def learner(run: Path) -> Section:
          "Share of the variance of returns that the value estimate explains; 1 is all of it."),
     ]  # fmt: skip
     drawn = [
-        picture(line_plot([line(name, title)], "round", title, f"{title} of {len(points)} updates; "
-                          f"the table below has the values", 220.0), caption)
+        _picture(
+            line_plot(
+                [line(name, title)],
+                "round",
+                title,
+                f"{title} of {len(points)} updates; the table below has the values",
+                220.0,
+            ),
+            caption,
+        )
         for name, title, caption in plots
-    ]  # fmt: skip
+    ]
     head = ("round", "policy loss", "value loss", "entropy", "KL", "clipped", "explained variance",
             "gradient norm", "learning rate")  # fmt: skip
     rows = [
@@ -191,11 +199,11 @@ def learner(run: Path) -> Section:
     ]  # fmt: skip
     found = [(str(a.round + 1), a.kind.lower(), a.detail) for a in views.read_anomalies(run)]
     odd = (
-        as_table("Anomalies", ("round", "kind", "what"), found, (0,))
+        _as_table("Anomalies", ("round", "kind", "what"), found, (0,))
         if found
         else tag("p", "No anomaly was found.")
     )
-    return "Learner", [*drawn, as_table("Updates", head, rows), odd]
+    return "Learner", [*drawn, _as_table("Updates", head, rows), odd]
 
 
 def speed(run: Path) -> Section:
@@ -215,9 +223,9 @@ def speed(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Member-steps a second of {len(points)} rounds; the table below has the values"
     return "Throughput", [
-        picture(line_plot([series], "round", "member-steps/s", label, 220.0),
+        _picture(line_plot([series], "round", "member-steps/s", label, 220.0),
                 "Steps of members a second, set-up left out."),
-        as_table("Speed", head, rows, range(9)),
+        _as_table("Speed", head, rows, range(9)),
     ]  # fmt: skip
 
 
@@ -242,7 +250,7 @@ def best_network(run: Path) -> Section:
         f"parameters."
     )
     return "Best network", [
-        picture(drawn, caption),
+        _picture(drawn, caption),
         table("Slots in order", ("slot", "the host", "the best member"), rows),
     ]
 
@@ -296,7 +304,7 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
         f"one beats. Differences are to {reference}. Compute: training runs of the bare host."
     )
     return [
-        picture(frontier_plot(dots, "score", named=True), note),
+        _picture(frontier_plot(dots, "score", named=True), note),
         table("Contenders, best first", head, rows, range(1, 7)),
     ]
 
@@ -315,9 +323,9 @@ def networks(run: Path) -> Section:
         for one in found
     ]  # fmt: skip
     return "Frontier", [
-        picture(frontier_plot(dots, "test score", words=words),
+        _picture(frontier_plot(dots, "test score", words=words),
                 "Test score against size; the line joins those that no smaller one beats."),
-        as_table("Networks", head, rows, range(1, 5)),
+        _as_table("Networks", head, rows, range(1, 5)),
     ]  # fmt: skip
 
 
@@ -358,8 +366,8 @@ def network_curves(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Scores of {len(shown)} networks by length; the table below has the values"
     return "Score by length", [
-        picture(line_plot(series, "length of training, 1: in full", "score", label),
+        _picture(line_plot(series, "length of training, 1: in full", "score", label),
                 "The best four of all networks, named by their parameters."),
-        as_table("Networks and their last scores by length",
+        _as_table("Networks and their last scores by length",
                  ("network", "parameters", "seeds", "scores"), rows, (1,)),
     ]  # fmt: skip

@@ -62,7 +62,7 @@ class RunFeed:
             message = self._message(self._cursor.poll())
             if self._cursor.kind is RunKind.TRAIN:
                 events = self._read("events", lambda: views.last_events(self._run, MAX_EVENTS))
-                message["events"] = [event_entry(event) for event in events]
+                message["events"] = [_event_entry(event) for event in events]
             return message
 
     def next(self) -> dict[str, Json] | None:
@@ -88,7 +88,7 @@ class RunFeed:
             self._newest = dict.fromkeys(self._newest, update.rounds[0].round - 1)
         found: dict[str, Json] = {
             "setup": to_plain(self._read("setup", lambda: [views.read_setup(self._run)])[:1]),
-            "events": [event_entry(event) for event in update.events[-MAX_EVENTS:]],
+            "events": [_event_entry(event) for event in update.events[-MAX_EVENTS:]],
         }
         for name, reader in _SERIES.items():
             found[name] = self._points(name, self._read_after(name, reader))
@@ -146,7 +146,7 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     return [points[round(i * last / (most - 1))] for i in range(most)]
 
 
-def event_entry(event: EventLine) -> Json:
+def _event_entry(event: EventLine) -> Json:
     """An event as JSON, its payload as one short line."""
     return {
         "type": event.type,

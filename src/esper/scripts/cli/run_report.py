@@ -44,13 +44,13 @@ def report_file(report: RunReport, result: RunResult) -> ReportFile:
 def print_report(report: RunReport, result: RunResult) -> None:
     """Print the table and the path of the numbers."""
     console = console_for_report()
-    console.print(outcome_table(report, result))
+    console.print(_outcome_table(report, result))
     for line in _lines(report, result):
         say(console, line)
     say(console, f"numbers: {report.numbers}")
 
 
-def outcome_table(report: RunReport, result: RunResult) -> Table:
+def _outcome_table(report: RunReport, result: RunResult) -> Table:
     """Mean, standard deviation and range over all members and rounds."""
     title = f"{report.policy} on {result.task}: {report.episodes} episodes"
     table = Table(title=escape(title), box=SIMPLE_HEAD)

@@ -37,17 +37,17 @@ def train(argv: Sequence[str]) -> int:
         raise EsperError(f"name a policy: {', '.join(names)}; --help describes them")
     policy, *flags = argv
     if policy in HELP_FLAGS:
-        print(overview())
+        print(_overview())
     elif policy == LEARNER:
-        train_learner(flags)
+        _train_learner(flags)
     elif policy.startswith("-"):
         raise EsperError(f"{policy}: name the policy before any flag: {', '.join(names)}")
     else:
-        train_baseline(policy, flags)
+        _train_baseline(policy, flags)
     return 0
 
 
-def overview() -> str:
+def _overview() -> str:
     """Help text that lists the policies with an example of each."""
     from esper.simic.training.runs.resume_command import LEARNER
 
@@ -59,7 +59,7 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def train_learner(flags: Sequence[str]) -> None:
+def _train_learner(flags: Sequence[str]) -> None:
     """Run `esper train ppo`, under torchrun as one of its ranks."""
     if world_size() > 1 and not set(HELP_FLAGS) & set(flags):
         return _train_on_ranks(flags)
@@ -105,7 +105,7 @@ def _train_on_ranks(flags: Sequence[str]) -> None:
         print(stopped, file=sys.stderr)
 
 
-def train_baseline(policy: str, flags: Sequence[str]) -> None:
+def _train_baseline(policy: str, flags: Sequence[str]) -> None:
     """Run `esper train` with a policy that does not learn."""
     if world_size() > 1 and not set(HELP_FLAGS) & set(flags):
         raise EsperError(

@@ -18,16 +18,16 @@ from esper.simic.training.runs.resume_command import resume_command
 from esper.storage.run_files import LEARNING
 
 
-class ReportPaths(NamedTuple):
+class _ReportPaths(NamedTuple):
     """Paths of the report files."""
 
     judged: Path
     history: Path
 
 
-def report_paths(folder: Path) -> ReportPaths:
+def report_paths(folder: Path) -> _ReportPaths:
     """Report paths in the report folder of a run."""
-    return ReportPaths(folder / "judged.json", folder / LEARNING)
+    return _ReportPaths(folder / "judged.json", folder / LEARNING)
 
 
 def report_learner(config: TrainPPO, learnt: Learnt) -> None:

@@ -112,7 +112,7 @@ class DistributedTrainer(VectorizedPPOTrainer):
     def run_rollout(self) -> Rollout[PolicyState]:
         """The next rollout of this rank, once all ranks have theirs."""
         rollout = self._agree(self._run_own_rollout)
-        self._whole = gather_rollout(rollout, self.world)
+        self._whole = _gather_rollout(rollout, self.world)
         self._all_listeners.on_round_end(self._whole)
         return rollout
 
@@ -198,13 +198,13 @@ def _completed_scores(rollout: Rollout[PolicyState]) -> EpisodeOutcome:
     return replace(rollout.outcome, score_E=score_E)
 
 
-def gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[PolicyState]:
+def _gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[PolicyState]:
     """The rollout of all ranks: arrays over members are joined, its time is that of the slowest.
 
     Its steps are those of the ranks that were not cut.
     The recurrent state and the bootstrap targets stay this rank's: only the learner needs them.
     """
-    whole = gather_struct(rollout, world)
+    whole = _gather_struct(rollout, world)
     # SYNC: arrays of numpy, between rounds
     seconds = float(world.gather(np.array([rollout.seconds])).max())
     members = np.arange(len(whole.outcome.score_E), dtype=np.int64)
@@ -213,7 +213,7 @@ def gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[Polic
     return replace(whole, outcome=outcome, seconds=seconds, steps=steps)
 
 
-def gather_struct(struct: StructT, world: World) -> StructT:
+def _gather_struct(struct: StructT, world: World) -> StructT:
     """Join the arrays over members of all ranks, in one message."""
     arrays: list[npt.NDArray[Any]] = []
     map_member_arrays(struct, partial(_collect, arrays))

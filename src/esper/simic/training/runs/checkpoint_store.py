@@ -74,7 +74,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class _Manifest:
     """The content of `checkpoint.json` without its envelope."""
 
     summary: Summary
@@ -281,12 +281,12 @@ def read_summary(path: Path) -> Summary:
     return _read_manifest(path).summary
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> _Manifest:
     where = path / MANIFEST
-    return read_record(Manifest, read_manifest(where, FORMAT).get("content"), str(where))
+    return read_record(_Manifest, read_manifest(where, FORMAT).get("content"), str(where))
 
 
-def _check_sizes(path: Path) -> Manifest:
+def _check_sizes(path: Path) -> _Manifest:
     """Read the manifest and check that every file exists with the right size."""
     manifest = _read_manifest(path)
     for file in manifest.files:
@@ -305,5 +305,5 @@ def _check_sizes(path: Path) -> Manifest:
 def _write_manifest(folder: Path, summary: Summary) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     records = [record_of(p.relative_to(folder).as_posix(), p.read_bytes()) for p in files]
-    content = to_json(Manifest(summary, tuple(records)))
+    content = to_json(_Manifest(summary, tuple(records)))
     write_manifest(folder / MANIFEST, FORMAT, {"content": content})
