@@ -19,12 +19,12 @@ import numpy as np
 
 from esper.compare.comparison import PolicyResult
 from esper.compare.config import Compare
-from esper.compare.own_policies import own_policy
 from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
+from esper.leyline.user_errors import user_code
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
@@ -240,12 +240,32 @@ def asha_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
 
 def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
-    make, first = own_policy(files, parsed)
+    make, first = _own_policy(files, parsed)
     spec = with_plan_phase(spec) if first.plans else spec
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
     identity = Identity(f"own:{parsed.name}", _Limits(spec.blueprints), digest)
     return PolicyEntry(parsed, spec, identity, own=make)
+
+
+def _own_policy(files: UserFiles, parsed: ParsedPolicy) -> tuple[Callable[[], Policy], Policy]:
+    """What makes the policy, and one that it made; runs the file."""
+    found = files.find(parsed.text)
+    if not callable(found):
+        raise EsperError(f"policy {shown(parsed.text)}: name a class derived from esper.Policy")
+
+    def make() -> Policy:
+        what = f"policy {shown(parsed.text)} cannot be made"
+        with user_code(what, "it is called without arguments", TypeError):
+            policy = found()
+        if not isinstance(policy, Policy):
+            raise EsperError(
+                f"policy {shown(parsed.text)}: {type(policy).__name__} is not an esper.Policy; "
+                f"derive its class from that"
+            )
+        return policy
+
+    return make, make()
 
 
 def planted_limits(spec: TaskSpec) -> _Limits:

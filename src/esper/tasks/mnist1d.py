@@ -33,6 +33,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.format import read_array
 
+from esper.leyline.arrays import Floats
 from esper.leyline.errors import EsperError, parse_error_line
 from esper.leyline.prices import ScoreConstants
 from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
@@ -41,7 +42,6 @@ from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
 from esper.tasks.splits import split_validation
-from esper.tasks.statistics import signal_statistics, value_statistics
 
 MNIST1D: Final = DataSet(
     "MNIST-1D",
@@ -102,7 +102,7 @@ class Mnist1dFiles:
             raise damaged(path, f"is not a complete npz file ({why})", MNIST1D) from None
         if not self.as_images:
             whole, test = (TaskPart(part.inputs[:, 0], part.labels) for part in (whole, test))
-        statistics = value_statistics if self.as_images else signal_statistics
+        statistics = _value_statistics if self.as_images else _signal_statistics
         return split_validation(whole, test, self.validation, statistics)
 
 
@@ -139,6 +139,19 @@ def _read_array(
             f"array {name!r} is {found.shape} of {found.dtype}, expected {shape} of {kind}8"
         )
     return found
+
+
+def _value_statistics(values: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of all values, as one channel."""
+    values = values.astype(np.float64)
+    return np.array([values.mean()], np.float32), np.array([values.std()], np.float32)
+
+
+def _signal_statistics(signals_NCL: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of each channel of signals."""
+    values = signals_NCL.astype(np.float64)
+    mean_C, std_C = values.mean(axis=(0, 2)), values.std(axis=(0, 2))
+    return mean_C.astype(np.float32), std_C.astype(np.float32)
 
 
 SCORE: Final = ScoreConstants(c_p=0.03, c_m=0.005, c_f=0.002)

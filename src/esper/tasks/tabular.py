@@ -28,14 +28,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from esper.leyline.arrays import Floats
 from esper.tasks.digits import load_digits_data
 from esper.tasks.hosts import MLP_BLUEPRINTS, MLPFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
 from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 from esper.tasks.splits import split_validation, stratified_indices
-from esper.tasks.statistics import column_statistics
 
 CLASSES: Final = 10
 COLUMNS: Final = 10
@@ -75,7 +76,13 @@ class _ClusterTable:
             TaskPart(inputs[chosen], labels[chosen])
             for chosen in stratified_indices(labels, (self.validation,))
         )
-        return split_validation(rest, test, self.validation, column_statistics)
+        return split_validation(rest, test, self.validation, _column_statistics)
+
+
+def _column_statistics(table_NF: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of each column of a table."""
+    values = table_NF.astype(np.float64)
+    return values.mean(axis=0).astype(np.float32), values.std(axis=0).astype(np.float32)
 
 
 def _load_digit_rows() -> TaskData:

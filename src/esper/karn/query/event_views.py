@@ -15,8 +15,7 @@ from functools import cache
 from typing import Any, Final, get_type_hints
 
 from esper import leyline
-from esper.karn.query.columns import Column, View, sql_type
-from esper.karn.query.field_docs import class_doc, field_docs
+from esper.karn.query.columns import Column, View, class_doc, field_docs, sql_type
 from esper.karn.views.setup import NO_SETUP, RunSetup
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Codes

@@ -14,8 +14,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from esper.karn import views
-from esper.karn.query.columns import Column, View, sql_type
-from esper.karn.query.field_docs import class_doc, field_docs
+from esper.karn.query.columns import Column, View, class_doc, field_docs, sql_type
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate
 from esper.storage.atomic import printable

@@ -30,8 +30,7 @@ from esper.simic.training.runs.folder import (
     require_run,
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
-from esper.simic.training.runs.listing import newest_run
-from esper.simic.training.runs.policy_file import RunPolicy, read_policy
+from esper.simic.training.runs.policy_file import RunPolicy, newest_run, read_policy
 from esper.simic.training.runs.resume_command import LEARNER
 from esper.simic.training.runs.task_source import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all

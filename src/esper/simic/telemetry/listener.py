@@ -47,7 +47,7 @@ from esper.simic.telemetry.anomaly import (
     detect_anomalies,
     emit_anomaly_diagnostics,
 )
-from esper.simic.telemetry.inspection import NetworkHealth
+from esper.simic.telemetry.gradients import NetworkHealth
 from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
 from esper.tolaria.device_info import gpu_memory
 

@@ -18,8 +18,7 @@ import torch
 from esper.leyline.payloads import RunStarted, RunStatus
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.process_hub import get_hub
+from esper.nissa.hub import TelemetryHub, get_hub
 from esper.simic.telemetry.listener import RunTally, TelemetryListener
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.device_info import describe_device
