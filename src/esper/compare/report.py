@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -16,7 +15,7 @@ from esper.compare.matching import matching_compute
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import FIXED, NAMED_CONTEXTS, ContextSpec
 from esper.leyline.errors import shorten
-from esper.leyline.statistics import Estimate
+from esper.plotting.numbers import interval
 
 TOPOLOGIES_SHOWN: Final = 3
 LABEL_SHOWN: Final = 24
@@ -38,14 +37,6 @@ def _contexts_name(spec: ContextSpec) -> str:
 
 
 # ---- formatting --------------------------------------------------------------------------------
-
-
-def _with_interval(estimate: Estimate, form: str) -> str:
-    """`0.3412 (0.3280 to 0.3501)`; only the value if the interval is unknown."""
-    value = form.format(estimate.value)
-    if math.isnan(estimate.low):
-        return value
-    return f"{value} ({form.format(estimate.low)} to {form.format(estimate.high)})"
 
 
 def _wins(policy: ComparedPolicy, metric: Metric) -> str:
@@ -71,10 +62,10 @@ def score_table(found: Comparison) -> Table:
         table.add_column(name, justify="right")
     for policy in found.policies:
         standing = policy.standing(score.name)
-        row = [shorten(policy.label, LABEL_SHOWN), _with_interval(standing.iqm, "{:.3f}")]
+        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.iqm, ".3f")]
         if standing.difference is not None and standing.improvement is not None:
             row += [
-                _with_interval(standing.difference.student, "{:+.3f}"),
+                interval(standing.difference.student, "+.3f"),
                 f"{standing.improvement.value:.2f}",
                 _wins(policy, score),
             ]
@@ -95,7 +86,7 @@ def cost_table(found: Comparison) -> Table:
         table.add_column(name, justify="right")
     for policy in found.policies:
         values = [
-            metric.form.format(policy.standing(metric.name).mean.value)
+            format(policy.standing(metric.name).mean.value, metric.form)
             for metric in METRICS
             if metric.name in names
         ]
@@ -168,16 +159,16 @@ def _metric_part(found: Comparison, metric: Metric) -> str:
         standing = policy.standing(metric.name)
         row = [
             policy.label,
-            _with_interval(standing.mean, metric.form),
-            _with_interval(standing.iqm, metric.form),
+            interval(standing.mean, metric.form),
+            interval(standing.iqm, metric.form),
         ]
         if standing.difference is None or standing.improvement is None:
             row += ["the reference", "", "", ""]
         else:
             row += [
-                _with_interval(standing.difference.student, metric.difference),
-                _with_interval(standing.difference.bootstrap, metric.difference),
-                _with_interval(standing.improvement, "{:.2f}"),
+                interval(standing.difference.student, metric.difference),
+                interval(standing.difference.bootstrap, metric.difference),
+                interval(standing.improvement, ".2f"),
                 _wins(policy, metric),
             ]
         rows.append(row)

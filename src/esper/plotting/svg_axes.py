@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from esper.plotting.html import Markup, markup, tag
+from esper.plotting.numbers import short_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +69,6 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [round(n * step, 12) for n in range(first, last + 1)]
 
 
-def _short_number(value: float) -> str:
-    """A count for an axis.
-
-    >>> _short_number(950), _short_number(1500), _short_number(2_000_000)
-    ('950', '1,500', '2M')
-    """
-    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if value >= least:
-            return f"{value / unit:g}{letter}"
-    return f"{value:,.6g}"
-
-
 def x_axis(scale: Scale, ticks: Sequence[float], top: float, bottom: float, title: str) -> Markup:
     """Grid lines, numbers and the title of the horizontal axis."""
     parts = [tag("line", x1=scale.start, x2=scale.end, y1=bottom, y2=bottom, class_="axis")]
@@ -87,7 +76,7 @@ def x_axis(scale: Scale, ticks: Sequence[float], top: float, bottom: float, titl
         x = scale(value)
         parts += [
             tag("line", x1=x, x2=x, y1=top, y2=bottom, class_="grid"),
-            tag("text", _short_number(value), x=x, y=bottom + 18, text_anchor="middle",
+            tag("text", short_number(value), x=x, y=bottom + 18, text_anchor="middle",
                 class_="tick"),
         ]  # fmt: skip
     middle = (scale.start + scale.end) / 2

@@ -111,7 +111,7 @@ def _show_contenders(path: Path, as_json: bool) -> None:
     from esper.karn import views
     from esper.karn.console import console_for_report
     from esper.karn.report.page import verdict
-    from esper.karn.report.sections import interval, number
+    from esper.plotting.numbers import interval, number
     from esper.scripts.runs import entry
 
     found, contenders = views.run_summary(path), views.read_contenders(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from esper.karn import views
+from esper.karn.report.grow_sections import GROW_SECTIONS, Section
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.documents import objects, read_entries, real, texts
@@ -15,23 +16,11 @@ from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import Markup, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
+from esper.plotting.numbers import interval, number
 from esper.storage import run_files as f
 
 MAX_ROWS: Final = 400
 """Rows of a table; a longer one is thinned out, so that the page stays small."""
-Section = tuple[str, list[Markup]]
-
-
-def number(value: float | None, form: str = ".4f") -> str:
-    """A number for a table; a dash if it is not known."""
-    return "-" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def interval(found: Estimate, form: str = ".4f") -> str:
-    """An estimate for a table."""
-    if not math.isfinite(found.low):
-        return number(found.value, form)
-    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
 
 
 def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
@@ -61,7 +50,7 @@ def _picture(drawn: Markup, caption: str) -> Markup:
 # ---- training ----------------------------------------------------------------------------------
 
 
-def learning(run: Path) -> Section:
+def _learning(run: Path) -> Section:
     """Scores by round."""
     rounds = views.read_rounds(run)
     scores = Series("score", tuple((p.round + 1.0, p.score) for p in rounds))
@@ -84,7 +73,7 @@ def learning(run: Path) -> Section:
     ]
 
 
-def seeds(run: Path) -> Section:
+def _seeds(run: Path) -> Section:
     """Life lines of the newest round."""
     lives, setup = views.read_seeds(run), views.read_setup(run)
     steps, measured = views.read_steps(run), views.read_contributions(run)
@@ -114,7 +103,7 @@ def seeds(run: Path) -> Section:
     ]  # fmt: skip
 
 
-def actions(run: Path) -> Section:
+def _actions(run: Path) -> Section:
     """What the controller did."""
     rounds = views.read_actions(run)
     used = [op for op in _ops(rounds) if any(_share(one, op) > 0 for one in rounds)]
@@ -160,7 +149,7 @@ def _exact(value: float) -> Estimate:
     return Estimate(value, math.nan, math.nan)
 
 
-def learner(run: Path) -> Section:
+def _learner(run: Path) -> Section:
     """Health of PPO."""
     points = views.read_ppo(run)
     if not points:
@@ -206,7 +195,7 @@ def learner(run: Path) -> Section:
     return "Learner", [*drawn, _as_table("Updates", head, rows), odd]
 
 
-def speed(run: Path) -> Section:
+def _speed(run: Path) -> Section:
     """Throughput and phases."""
     points = views.read_throughput(run)
     series = Series("", tuple((p.round + 1.0, _exact(p.member_steps_per_second)) for p in points))
@@ -229,7 +218,7 @@ def speed(run: Path) -> Section:
     ]  # fmt: skip
 
 
-def best_network(run: Path) -> Section:
+def _best_network(run: Path) -> Section:
     """The best member that was kept, before and after."""
     setup, path = views.read_setup(run), run / f.MEMBERS / f.MEMBER_LIST
     kept = objects(read_entries(path), "members") if path.exists() else []
@@ -258,7 +247,7 @@ def best_network(run: Path) -> Section:
 # ---- compare, audit, grow ----------------------------------------------------------------------
 
 
-def judged(run: Path) -> Section:
+def _judged(run: Path) -> Section:
     """The learner beside others on fresh hosts; nothing for policies that do not learn."""
     found = views.read_contenders(run)
     title = "Judged on fresh hosts"
@@ -268,7 +257,7 @@ def judged(run: Path) -> Section:
     return title, [tag("p", "The controller is judged when training ends.")] if learns else []
 
 
-def contenders(run: Path) -> Section:
+def _contenders(run: Path) -> Section:
     """Policies with intervals, by score and size."""
     found = views.read_contenders(run)
     return "Contenders", _contender_parts(found) or [tag("p", "None was judged yet.")]
@@ -309,17 +298,17 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     ]
 
 
-def networks(run: Path) -> Section:
+def _networks(run: Path) -> Section:
     """Frontier of networks or topologies."""
     found = views.read_frontier(run)
     host = "your model" if views.kind_of(run) is views.RunKind.GROW else "the bare host"
     words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others",
              "others": "others, validation score"}  # fmt: skip
-    dots = [Dot(_seeds(one), one.params, _shown_score(one), _kind(one)) for one in found]
+    dots = [Dot(_seed_names(one), one.params, _shown_score(one), _kind(one)) for one in found]
     head = ("network", "test (interval)", "validation", "parameters", "MACs", "seeds")
     rows = [
         (one.label, interval(one.score), number(one.val_score), f"{one.params:,}",
-         f"{one.macs:,}", _seeds(one))
+         f"{one.macs:,}", _seed_names(one))
         for one in found
     ]  # fmt: skip
     return "Frontier", [
@@ -344,13 +333,13 @@ def _kind(one: views.FrontierPoint) -> str:
     return "front" if one.on_frontier else "static"
 
 
-def _seeds(one: views.FrontierPoint) -> str:
+def _seed_names(one: views.FrontierPoint) -> str:
     held = [name for name in one.topology if name]
     parts = ([f"{one.variant} as wide"] if one.variant else []) + held
     return ", ".join(parts) or ("your model" if one.origin == "given" else "the bare host")
 
 
-def network_curves(run: Path) -> Section:
+def _network_curves(run: Path) -> Section:
     """Scores of networks by length of training."""
     every = views.read_curves(run)
     shown = sorted(every[:4], key=lambda one: one.params)
@@ -371,3 +360,24 @@ def network_curves(run: Path) -> Section:
         _as_table("Networks and their last scores by length",
                  ("network", "parameters", "seeds", "scores"), rows, (1,)),
     ]  # fmt: skip
+
+
+SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
+    views.RunKind.TRAIN: (
+        _learning,
+        _judged,
+        _seeds,
+        _best_network,
+        _actions,
+        _learner,
+        _speed,
+    ),
+    views.RunKind.GROW: (
+        _networks,
+        _network_curves,
+        *GROW_SECTIONS,
+    ),
+    views.RunKind.COMPARE: (_contenders,),
+    views.RunKind.AUDIT: (_contenders, _networks, _network_curves),
+}
+"""Sections of each kind of run, in order."""
