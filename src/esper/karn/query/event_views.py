@@ -113,7 +113,7 @@ def _column(field: str, stored: str, type_: Any, hint: Any, doc: str) -> _EventC
     name = "_by_".join((base, *(_AXES[letter] for letter in letters[1:])))
     sql, names = f'"{stored}"', _names_of(base)
     if hint == Codes:
-        return _EventColumn(Column(name, "VARCHAR", doc), _case(sql, code_enum(doc)))
+        return _EventColumn(Column(name, "VARCHAR", doc), _case(sql, _code_enum(doc)))
     if names and letters:
         nested = len(letters) > 1
         sql = f"[{names}[one + 1] FOR one IN {sql}]" if nested else f"{names}[{sql} + 1]"
@@ -121,7 +121,7 @@ def _column(field: str, stored: str, type_: Any, hint: Any, doc: str) -> _EventC
     return _EventColumn(Column(name, sql_type(type_), doc), sql)
 
 
-def code_enum(doc: str) -> type[IntEnum]:
+def _code_enum(doc: str) -> type[IntEnum]:
     """The enum that the sentence on a column of codes names."""
     match = re.search(r"`(\w+)`", doc)
     assert match is not None, doc

@@ -122,7 +122,7 @@ class CheckpointStore:
         scored, unreadable = [], []
         for path in self.paths():
             try:
-                scored.append((-_rank(read_summary(path).score), path))
+                scored.append((-_rank(_read_manifest(path).summary.score), path))
             except EsperError as error:
                 unreadable.append(str(error))
         scored.sort(key=lambda entry: entry[0])
@@ -274,11 +274,6 @@ def verify(path: Path) -> Summary:
         where = path / file.name
         check_file(file, where, read_bytes(where))
     return manifest.summary
-
-
-def read_summary(path: Path) -> Summary:
-    """Read the summary from the manifest; files are not verified."""
-    return _read_manifest(path).summary
 
 
 def _read_manifest(path: Path) -> _Manifest:

@@ -164,12 +164,6 @@ def task_facts(spec: TaskSpec) -> dict[str, Json]:
     return facts
 
 
-def save(trainer: VectorizedPPOTrainer, config: TrainingConfig, store: CheckpointStore) -> Path:
-    """Write a checkpoint of a run between two rounds; returns its path."""
-    captured = capture(trainer, config)
-    return store.write(captured.summary, captured.write_files)
-
-
 # ---- reading ------------------------------------------------------------------------------------
 
 
