@@ -63,7 +63,7 @@ $(STAMP): pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
 
 # Compiles what commands load; pip would compile every file it installs, for another half minute.
 $(WARM): $(BASE)
-	@$(BIN)/python -c 'import matplotlib.pyplot, pyarrow, scipy.stats, sklearn.datasets' & \
+	@$(BIN)/python -c 'import pyarrow, scipy.stats, sklearn.datasets' & \
 		$(BIN)/python -c 'import esper.scripts.train.learner, esper.compare.run, esper.growing.run, torch._dynamo' && \
 		wait $$!
 	@touch $@

@@ -64,14 +64,11 @@ class Commands:
     def __init__(self, server: RunServer) -> None:
         self.server = server
 
-    def start(
-        self, words: Sequence[str], folder: Path, seconds: int = SECONDS, pictures: bool = False
-    ) -> Job:
-        """`pictures`: draw them; a plot takes as long as everything else in a tiny run."""
+    def start(self, words: Sequence[str], folder: Path, seconds: int = SECONDS) -> Job:
         output, errors = self.server.place()
         pid = self.server.ask(
             words=list(words), output=str(output), errors=str(errors), folder=str(folder),
-            seconds=seconds, memory=MEMORY, pictures=pictures,
+            seconds=seconds, memory=MEMORY,
         )  # fmt: skip
         return Job(self.server, pid, output, errors)
 

@@ -22,8 +22,6 @@ from esper.scripts.main import main
 HEAVY = (
     "torch._dynamo",
     "scipy.stats",
-    "matplotlib.figure",
-    "matplotlib.backends.backend_agg",
     "esper.scripts.train.learner_report",
     "esper.compare.report",
 )

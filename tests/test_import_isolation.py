@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 
-HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "pyarrow", "rich", "tyro"}
+HEAVY = {"torch", "scipy", "sklearn", "pyarrow", "rich", "tyro"}
 IMPORT_LIMIT_MS = 100.0
 
 

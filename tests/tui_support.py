@@ -70,7 +70,8 @@ def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:
     summary = views.RunSummary(
         path=Path("runs/digits__ppo__0"), name="digits__ppo__0", kind=views.RunKind.TRAIN,
         state=state, task="digits", policy="ppo", seed=0, created="2026-01-02 03:04:05",
-        seconds=61.0, done=8, total=10, unit="rounds", score=0.636, best_score=0.636,
+        seconds=61.0, pace=7.5 if running else None, done=8, total=10, unit="rounds",
+        score=0.636, best_score=0.636,
         resume="" if running else "esper train ppo --resume runs/digits__ppo__0",
     )  # fmt: skip
     setup = views.RunSetup(
@@ -81,7 +82,6 @@ def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:
     )  # fmt: skip
     return RunShot(
         summary=summary,
-        budget=views.Budget(8, 10, "rounds", 61.0, 15.0 if running else None),
         setup=setup,
         rounds=tuple(map(round_point, range(8))),
         members=(

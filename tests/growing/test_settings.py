@@ -13,7 +13,7 @@ import torch
 
 from esper.growing.api import grow
 from esper.growing.settings import GrowSettings
-from esper.karn.query.field_docs import field_docs
+from esper.karn.query.columns import field_docs
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.grow import Grow
 

@@ -13,7 +13,7 @@ from esper.leyline.codec import to_json
 from esper.leyline.payloads import RunStatus
 from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType, TelemetryLevel
 from esper.nissa import MemorySink, TelemetryHub, get_hub
-from esper.nissa.process_hub import use_hub
+from esper.nissa.hub import use_hub
 from esper.scripts import train
 from esper.simic.training.runs.checkpoints import find_checkpoint
 from esper.simic.training.runs.folder import SessionEnd, read_info

@@ -19,7 +19,6 @@ from pyarrow import parquet as pq
 from esper.karn import views
 from esper.karn.query import database
 from esper.karn.query.catalogue import all_views
-from esper.karn.query.event_views import code_enum
 from esper.leyline import SeedStage, TelemetryEventType
 from esper.leyline.text import visible
 from esper.scripts.query import main
@@ -63,10 +62,6 @@ def test_there_is_a_view_of_every_event_with_names_that_differ():
         names = [column.name for column in view.columns]
         assert len(set(names)) == len(names), view.name
         assert view.doc
-
-
-def test_a_column_of_codes_names_its_enum():
-    assert code_enum("`SeedStage` before.") is SeedStage
 
 
 def test_rounds_seeds_and_members_are_those_of_the_views(ask, ppo):

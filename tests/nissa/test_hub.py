@@ -18,8 +18,7 @@ from esper.leyline import (
 )
 from esper.leyline.protocols import SinkProtocol
 from esper.nissa import JsonlSink, MemorySink, ParquetSink, TelemetryHub, get_hub
-from esper.nissa.hub import MAX_FAILURES
-from esper.nissa.process_hub import set_hub, use_hub
+from esper.nissa.hub import MAX_FAILURES, set_hub, use_hub
 from event_files import read_jsonl
 from payload_support import build
 

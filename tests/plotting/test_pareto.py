@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.plotting.pareto import dominance_ranks, hypervolume, pareto, survivors
+from esper.plotting.pareto import dominance_ranks, frontier, hypervolume, pareto, survivors
 
 scores = st.floats(0.0, 1.0, allow_nan=False).map(lambda v: round(v, 2))
 points = st.lists(st.tuples(scores, st.integers(1, 50)), min_size=1, max_size=25)
@@ -88,3 +88,27 @@ def test_another_network_never_lowers_the_hypervolume(values, more):
         return hypervolume(*arrays(some), largest=50.0, smallest=0.5)
 
     assert volume([*values, more]) >= volume(values) - 1e-12
+
+
+COSTS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=9)
+
+
+@given(COSTS)
+def test_the_frontier_is_what_no_other_beats(pairs):
+    cost, worth = [float(c) for c, _ in pairs], [float(w) for _, w in pairs]
+
+    def beaten(i: int) -> bool:
+        return any(
+            cost[j] <= cost[i]
+            and worth[j] >= worth[i]
+            and (cost[j], worth[j]) != (cost[i], worth[i])
+            for j in range(len(pairs))
+        )
+
+    found = frontier(cost, worth)
+    assert sorted(found) == [i for i in range(len(pairs)) if not beaten(i)]
+    assert [cost[i] for i in found] == sorted(cost[i] for i in found)
+
+
+def test_what_is_unknown_is_not_on_the_frontier():
+    assert frontier([1.0, 2.0, 3.0], [math.nan, 0.2, 0.3]) == [1, 2]

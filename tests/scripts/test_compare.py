@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from esper.compare import Compare, compare_policies, policy_jobs
 from esper.compare import folder as compare_folder
@@ -73,14 +72,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
 # ---- end to end --------------------------------------------------------------------------------
 
 
-def test_a_comparison_ends_with_a_table_a_picture_a_report_and_numbers(tmp_path, capsys):
+def test_a_comparison_ends_with_a_table_a_report_and_numbers(tmp_path, capsys):
     assert call("wait", "static-full:norm", "mine=random", *FLAGS, "--out", tmp_path) == 0
     said = capsys.readouterr().out
     for word in ("wait (1/3), step 8/8", "P(better)", "minus wait", "mine", "s / host"):
         assert word in said, word
-    assert imread(tmp_path / "compare.png").shape[2] >= 3
     text = (tmp_path / "compare.md").read_text()
-    assert "](compare.png)" in text
     for metric in METRICS:
         assert f"## {metric.words} (" in text
     record = json.loads((tmp_path / "compare.json").read_text())
@@ -222,7 +219,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_stopped(tmp_path):
     """kill -9 while the second policy runs; the third time everything is there already."""
     policies = ("wait", "random", "static-full:norm")
     long = (*FLAGS, "--episode-length", "60", "--quiet")
-    command = [sys.executable, "-m", "esper.scripts.compare", *policies, *long, "--out"]
+    command = [sys.executable, "-m", "esper", "compare", *policies, *long, "--out"]
     killed = subprocess.Popen([*command, str(tmp_path / "cut")], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("cut/policies/wait-*.json")) and time.monotonic() < deadline:

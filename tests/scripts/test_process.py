@@ -101,11 +101,11 @@ def test_a_reader_that_left_costs_no_result(commands, tmp_path):
     """`esper train wait --quiet ... | true`"""
     words = ("train", "wait", *TINY, "--quiet", "--out", "o")
     assert commands.run(tmp_path, *words, stdout="broken", stderr="broken").wait() == 0
-    assert names(tmp_path / "o") == {"train_wait_synthetic.json", "train_wait_synthetic.png"}
+    assert names(tmp_path / "o") == {"train_wait_synthetic.json"}
 
 
 def test_a_reader_that_left_costs_the_learner_neither_report_nor_checkpoint(learnt):
-    report = {"judged.json", "judged.png", "learning.json", "learning.png"}
+    report = {"judged.json", "learning.json"}
     assert names(learnt / "report") == report
     assert names(learnt / "checkpoints") == {"round-000001"}
     assert read_info(learnt).sessions[-1].end is SessionEnd.FINISHED
@@ -119,7 +119,7 @@ def test_a_full_stdout_is_one_line_and_status_1_with_every_file_written(commands
     )
     found = json.loads((tmp_path / "o" / "eval_synthetic_judged.json").read_text())
     assert {"ppo", "wait"} <= set(found["judged"])
-    assert len(names(tmp_path / "o")) == 3
+    assert len(names(tmp_path / "o")) == 2
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_no_other_command_loses_anything_either(commands, tmp_path, stream):
     expected = {
         COMPARE: {
             *("settings.json", "sessions.json", "lock", "policies"),
-            *("compare.png", "compare.md", "compare.json", "report.html"),
+            *("compare.md", "compare.json", "report.html"),
         },
         ("train", "wait", *TINY, "--dry-run"): set(),
         ("tasks",): set(),
@@ -242,7 +242,7 @@ def test_a_run_in_a_path_that_is_no_utf8_is_resumed_and_compared(commands, tmp_p
     assert read_parquet(events, TelemetryEventType.ROUND_COMPLETED).num_rows == 2
     job = commands.run(tmp_path, "compare", run, "wait", *TINY, "--seeds", 2, "--out", ODD)
     assert job.wait() == 0, job.errors.read_text()
-    assert {"compare.png", "compare.md"} <= names(tmp_path / ODD)
+    assert {"compare.json", "compare.md"} <= names(tmp_path / ODD)
 
 
 # ---- fresh interpreters, without torch ----------------------------------------------------------

@@ -5,63 +5,55 @@ import pytest
 from sklearn.datasets import load_digits
 
 from epoch_order import epoch_order
-from esper.leyline.errors import EsperError
-from esper.tasks.digits import SHARES, load_digits_split, stratified_split
-
-PARTS = ("train", "val_control", "val_score", "test")
+from esper.tasks.digits import SHARES, load_digits_data, split_indices
 
 
 @pytest.fixture(scope="module")
-def split():
-    return load_digits_split()
+def data():
+    return load_digits_data()
 
 
-def test_parts_are_disjoint_and_complete(split):
-    sources = np.concatenate([getattr(split, part).source_N for part in PARTS])
-    assert sorted(sources.tolist()) == list(range(1797))
+def test_parts_are_disjoint_and_complete():
+    indices = split_indices(np.asarray(load_digits().target), seed=0)
+    assert sorted(np.concatenate(indices).tolist()) == list(range(1797))
 
 
-def test_parts_hold_the_images_they_say(split):
-    data = load_digits()
-    for name in PARTS:
-        part = getattr(split, name)
-        assert part.images_NCHW.shape[1:] == (1, 8, 8)
-        assert (part.images_NCHW[:, 0] == data.images[part.source_N]).all()
-        assert (part.labels_N == data.target[part.source_N]).all()
+def test_parts_hold_the_images_they_say(data):
+    whole = load_digits()
+    for name, index in zip(SHARES, split_indices(np.asarray(whole.target), seed=0), strict=True):
+        part = getattr(data, name)
+        assert part.inputs.shape[1:] == (1, 8, 8)
+        assert (part.inputs[:, 0] == whole.images[index]).all()
+        assert (part.labels == whole.target[index]).all()
 
 
-def test_every_class_is_divided_in_the_same_shares(split):
+def test_every_class_is_divided_in_the_same_shares(data):
     per_class = np.bincount(load_digits().target)
     for name, share in SHARES.items():
-        counts = np.bincount(getattr(split, name).labels_N, minlength=10)
+        counts = np.bincount(getattr(data, name).labels, minlength=10)
         assert np.abs(counts - share * per_class).max() <= 1
 
 
-def test_same_seed_same_cut_other_seed_other_cut(split):
-    again, other = load_digits_split(), load_digits_split(split_seed=1)
-    for name in PARTS:
-        assert (getattr(again, name).source_N == getattr(split, name).source_N).all()
-    assert set(other.test.source_N.tolist()) != set(split.test.source_N.tolist())
+def test_same_seed_same_cut_other_seed_other_cut(data):
+    again, other = load_digits_data(), load_digits_data(split_seed=1)
+    for name in SHARES:
+        assert (getattr(again, name).inputs == getattr(data, name).inputs).all()
+    assert not np.array_equal(other.test.inputs, data.test.inputs)
 
 
 def test_loading_leaves_the_global_generator_alone():
     state = np.random.get_state()[1].copy()
-    load_digits_split()
+    load_digits_data()
     assert (np.random.get_state()[1] == state).all()
 
 
-def test_normalisation_comes_from_the_training_part_alone(split):
-    train = split.normalised(split.train)
+def test_normalisation_comes_from_the_training_part_alone(data):
+    train = data.normalised(data.train)
     assert train.dtype == np.float32
     assert abs(train.mean()) < 1e-4
     assert abs(train.std() - 1) < 1e-4
-    expected = (split.test.images_NCHW - split.mean) / split.std
-    assert np.allclose(split.normalised(split.test), expected, atol=1e-5)
-
-
-def test_shares_that_are_not_a_whole_are_refused():
-    with pytest.raises(EsperError, match="they must sum to 1"):
-        stratified_split(np.zeros(10, dtype=np.int64), (0.5, 0.4), seed=0)
+    expected = (data.test.inputs - data.mean) / data.std
+    assert np.allclose(data.normalised(data.test), expected, atol=1e-5)
 
 
 def test_an_epoch_shows_every_image_once():

@@ -255,12 +255,14 @@ def test_mnist1d_is_read_exactly(tmp_path):
     ("changes", "words"),
     [
         ({"x": np.zeros((59, 40))}, "'x' is (59, 40)"),
-        ({"x": np.zeros((60, 40), dtype=int)}, "of <i8, expected (60, 40) of <f8"),
+        ({"x": np.zeros((60, 40), dtype=int)}, "of int64, expected (60, 40) of f8"),
         ({"x": np.zeros((400, 400))}, "expected at most"),
         ({"x": np.full((60, 40), np.nan)}, "not finite"),
         ({"x": np.full((60, 40), 1e300)}, "not finite"),
-        ({"x": np.asfortranarray(mnist1d_arrays()["x"])}, "column by column"),
-        ({"x": np.array([{"a": 1}], dtype=object)}, "'x' does not start with a numpy header"),
+        (
+            {"x": np.array([{"a": 1}], dtype=object)},
+            "'x' is damaged (Object arrays cannot be loaded",
+        ),
         ({"y": np.full(60, 10)}, "valid are 0 to 9"),
         ({"y_test": np.full(20, -1)}, "holds -1 to -1"),
     ],

@@ -11,7 +11,6 @@ import torch
 from epoch_order import epoch_order
 from esper.kasmina import OptimConfig
 from esper.leyline.signals import GateSignals
-from esper.tasks.digits import load_digits_split
 from esper.tasks.registry import TaskRegistry, get_task_spec, register_task, task_names
 from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 from support import refused
@@ -133,14 +132,6 @@ def test_digits_hosts_are_those_of_the_design(name, kernel, batches):
     assert host.channels == (2, 4, 8)
     assert host.blocks[1].conv.weight.shape[-1] == kernel
     assert (spec.batch_size, spec.batches_per_step, spec.episode_length) == (64, batches, 24)
-
-
-def test_digits_data_are_the_split_the_scripts_use():
-    split, data = load_digits_split(), get_task_spec("digits_baseline").load()
-    for part in PARTS:
-        assert (getattr(data, part).inputs == getattr(split, part).images_NCHW).all()
-    expected = split.normalised(split.test)
-    assert np.allclose(data.normalised(data.test), expected, atol=1e-5)
 
 
 def test_settings_name_every_field_of_kasminas_optimiser():

@@ -137,7 +137,7 @@ def offer(monkeypatch):
             lambda group: points if group == "esper.tasks" else [],
         )
         monkeypatch.setitem(sys.modules, "a_package", sys.modules[__name__])
-        monkeypatch.setattr(TaskRegistry, "_entry_points", registry.task_entry_points())
+        monkeypatch.setattr(TaskRegistry, "_entry_points", registry._task_entry_points())
         monkeypatch.setattr(TaskRegistry, "_entries", dict(TaskRegistry._entries))
 
     task_names()

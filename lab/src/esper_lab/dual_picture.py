@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from esper.karn.learning_picture import SCORE_COLOUR
 from esper.leyline.arrays import ArrayStruct, Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import t_interval
-from esper.plotting.style import INK, new_figure, write_png
+from esper_lab.figures.style import INK, new_figure, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIZE_INCHES: Final = (11.5, 4.4)
-COLOURS: Final = (SCORE_COLOUR, "#c1571a")
+COLOURS: Final = ("#0b6e99", "#c1571a")
 """Colours of a and b."""
 
 

@@ -11,13 +11,13 @@ from matplotlib.text import Annotation
 
 from audit_synthetic import PRICED, made_audit
 from esper.leyline.context import Range
-from esper.plotting.labels import overlap
 from esper_lab.audit.bench import Bench
 from esper_lab.audit.cases import TermsSpec, final_means
 from esper_lab.audit.frontier_picture import draw_frontier, frontier_figure
 from esper_lab.audit.leaderboard import BUILT_IN
 from esper_lab.audit.picks import Pick, collect_picks, shown_policies
 from esper_lab.audit.policies import never
+from esper_lab.figures.labels import overlap
 from support import refused
 
 CHEAP = {name: BUILT_IN[name] for name in ("bare", "table", "best")}

@@ -34,7 +34,7 @@ _JOB: Final = "baselines"
 
 
 @dataclass(frozen=True, slots=True)
-class BaselineJudge:
+class _BaselineJudge:
     """Judges the baselines; the worker of the second process."""
 
     training: TrainingConfig
@@ -65,7 +65,7 @@ class BaselineProcess:
         after: float | None = None,
     ) -> None:
         """`after`: seconds until the process starts; default: `START_AFTER`."""
-        make = partial(BaselineJudge, training, members, data_dir)
+        make = partial(_BaselineJudge, training, members, data_dir)
         self._workers = ProcessWorkers(make, 1, torch.get_num_threads())
         self._timer = Timer(START_AFTER if after is None else after, self._start)
         self._timer.daemon = True

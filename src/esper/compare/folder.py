@@ -43,14 +43,13 @@ class SavedResult:
 class ReportPaths(NamedTuple):
     """Paths of the report files."""
 
-    picture: Path
     report: Path
     numbers: Path
 
 
 def report_paths(folder: Path) -> ReportPaths:
     """Report paths in the output folder."""
-    return ReportPaths(*(folder / f"compare.{end}" for end in ("png", "md", "json")))
+    return ReportPaths(*(folder / f"compare.{end}" for end in ("md", "json")))
 
 
 def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSettings:

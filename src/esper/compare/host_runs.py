@@ -28,7 +28,7 @@ from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.context_state import DrawLimits
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
-from esper.tolaria.round_results import RoundResult, StageRecorder, run_round
+from esper.tolaria.round_results import RoundResult, StepTimer, run_round
 
 _T = TypeVar("_T")
 _LETTERS: Final = re.compile(r"_([A-Z]+)$")
@@ -47,8 +47,8 @@ class HostRun:
     members."""
     engine: VectorizedEngine
     """The engine of the last population."""
-    recorder: StageRecorder
-    """The recorder of that population."""
+    timer: StepTimer
+    """Times of its steps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,9 +79,9 @@ class HostRunner:
             policy = self._replay(entry, settings)
         else:
             policy = entry.policy(seed, self.reward, planted_ES)
-        engine, recorder = self._engine(entry.spec, settings), StageRecorder()
-        result = run_round(engine, policy, recorder)
-        return HostRun(result, result.outcome.flops_ratio_E, engine, recorder)
+        engine, timer = self._engine(entry.spec, settings), StepTimer()
+        result = run_round(engine, policy, timer)
+        return HostRun(result, result.outcome.flops_ratio_E, engine, timer)
 
     def _engine(self, spec: TaskSpec, settings: EngineConfig) -> VectorizedEngine:
         engine = VectorizedEngine(spec, settings, self.listener, self.data)
@@ -113,7 +113,7 @@ class HostRunner:
             combine(results, np.concatenate), seconds=sum(part.seconds for part in results)
         )
         compute_E = np.concatenate([part.compute_E for part in parts])
-        return HostRun(joined, compute_E, parts[-1].engine, parts[-1].recorder)
+        return HostRun(joined, compute_E, parts[-1].engine, parts[-1].timer)
 
     def _search_hosts(self, entry: PolicyEntry, seed: int, hosts: Sequence[int]) -> HostRun:
         """Run asha on these hosts in one population."""
@@ -127,8 +127,8 @@ class HostRunner:
             equal_compute=entry.spec.context.clock == "compute",
             reward=self.reward or ScoreReward(entry.spec.upkeep),
         )
-        engine, recorder = self._engine(entry.spec, settings), StageRecorder()
-        done = run_round(engine, policy, recorder)
+        engine, timer = self._engine(entry.spec, settings), StepTimer()
+        done = run_round(engine, policy, timer)
         state = engine.env.lstm_hidden
         assert isinstance(state, AshaState)
         spent_E = np.where(state.searched_E, done.outcome.flops_ratio_E, 0.0)
@@ -136,7 +136,7 @@ class HostRunner:
         survivors = np.flatnonzero(state.running_E)
         result = combine([done], lambda arrays, axis: arrays[0].take(survivors, axis))
         outcome = replace(result.outcome, member_E=np.array(hosts, dtype=np.int64))
-        return HostRun(replace(result, outcome=outcome), compute_E, engine, recorder)
+        return HostRun(replace(result, outcome=outcome), compute_E, engine, timer)
 
 
 def hosts_at_once(entry: PolicyEntry, envs: int) -> int:

@@ -102,7 +102,7 @@ class Judged:
             name: {
                 "outcome": to_json(done.outcome),
                 "test_E": done.test_E.tolist(),
-                "score_test_E": score_on_test(done).tolist(),
+                "score_test_E": _score_on_test(done).tolist(),
                 "compute_E": self.compute[name].tolist(),
                 "blueprints": list(self.blueprints[name]),
             }
@@ -139,7 +139,7 @@ def judge(
         {name: run.result for name, run in found.items()},
         {name: run.compute_E for name, run in found.items()},
         {name: run.blueprints for name, run in found.items()},
-        make_run_result(mine.engine, [mine.result], mine.recorder, ""),
+        make_run_result(mine.engine, [mine.result], mine.timer, ""),
     )
 
 
@@ -178,7 +178,7 @@ def _policy_run(entry: PolicyEntry, run: HostRun) -> PolicyRun:
     return PolicyRun(run.result, run.compute_E, entry.spec.blueprints)
 
 
-def score_on_test(done: RoundResult) -> Doubles:
+def _score_on_test(done: RoundResult) -> Doubles:
     """Score `[E]` with the accuracy on the test data; the rent is the same."""
     return np.asarray(done.outcome.score_E - done.outcome.accuracy_E + done.test_E)
 
@@ -197,7 +197,7 @@ def judgement_table(judged: Judged) -> Table:
         row = [
             name,
             f"{outcome.score_E.mean():.4f}",
-            f"{score_on_test(done).mean():.4f}",
+            f"{_score_on_test(done).mean():.4f}",
             f"{done.test_E.mean():.1%}",
             f"{1 + outcome.added_params_E.mean() / host:.2f}",
             f"{judged.compute[name].mean():.2f}",

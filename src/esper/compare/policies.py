@@ -19,12 +19,12 @@ import numpy as np
 
 from esper.compare.comparison import PolicyResult
 from esper.compare.config import Compare
-from esper.compare.own_policies import own_policy
 from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
+from esper.leyline.user_errors import user_code
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
@@ -58,7 +58,7 @@ from esper.tolaria.runtime import parse_device
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class _Limits:
     """Choices open to a policy, and how often its seeds are measured."""
 
     blueprints: tuple[str, ...]
@@ -75,7 +75,7 @@ class Identity:
 
     policy: str
     """Canonical text; for a controller only how it acts."""
-    limits: Limits
+    limits: _Limits
     agent: str = ""
     """Checksum of a controller's save, or of the file of a policy of your own; else empty."""
     rules: HeuristicConfig | None = None
@@ -181,7 +181,7 @@ def make_entry(
             config, make_entry(config, parsed.found_by, spec, files), parsed, spec
         )
     if parsed.kind == "own":
-        return own_entry(parsed, spec, files or UserFiles())
+        return _own_entry(parsed, spec, files or UserFiles())
     if parsed.kind == "asha":
         return asha_entry(parsed, spec)
     parsed = resolve_topology(parsed)
@@ -226,9 +226,9 @@ def baseline_entry(
     """
     spec = spec_for(parsed, spec)
     static = parsed.kind in ("static-full", "static-final") and spec.context.capped > 0
-    limits = planted_limits(spec) if static or parsed.kind == "table" else Limits(spec.blueprints)
+    limits = planted_limits(spec) if static or parsed.kind == "table" else _Limits(spec.blueprints)
     known = heuristic_config(parsed, spec, rules) if parsed.kind == "heuristic" else None
-    return PolicyEntry(parsed, spec, Identity(canonical_policy(parsed, spec), limits, rules=known))
+    return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits, rules=known))
 
 
 def asha_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
@@ -238,20 +238,40 @@ def asha_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     return PolicyEntry(parsed, spec, Identity(f"asha:{parsed.topologies}", planted_limits(spec)))
 
 
-def own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
+def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
-    make, first = own_policy(files, parsed)
+    make, first = _own_policy(files, parsed)
     spec = with_plan_phase(spec) if first.plans else spec
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
-    identity = Identity(f"own:{parsed.name}", Limits(spec.blueprints), digest)
+    identity = Identity(f"own:{parsed.name}", _Limits(spec.blueprints), digest)
     return PolicyEntry(parsed, spec, identity, own=make)
 
 
-def planted_limits(spec: TaskSpec) -> Limits:
+def _own_policy(files: UserFiles, parsed: ParsedPolicy) -> tuple[Callable[[], Policy], Policy]:
+    """What makes the policy, and one that it made; runs the file."""
+    found = files.find(parsed.text)
+    if not callable(found):
+        raise EsperError(f"policy {shown(parsed.text)}: name a class derived from esper.Policy")
+
+    def make() -> Policy:
+        what = f"policy {shown(parsed.text)} cannot be made"
+        with user_code(what, "it is called without arguments", TypeError):
+            policy = found()
+        if not isinstance(policy, Policy):
+            raise EsperError(
+                f"policy {shown(parsed.text)}: {type(policy).__name__} is not an esper.Policy; "
+                f"derive its class from that"
+            )
+        return policy
+
+    return make, make()
+
+
+def planted_limits(spec: TaskSpec) -> _Limits:
     """Limits of policies that only plant: no seed blends, and nobody asks what one contributes."""
     style = (ActionHead.STYLE, int(BlendStyle.ADD))
-    return Limits(spec.blueprints, (style,), spec.episode_length)
+    return _Limits(spec.blueprints, (style,), spec.episode_length)
 
 
 def controller_entry(
@@ -262,7 +282,7 @@ def controller_entry(
     checksum: str = "",
 ) -> PolicyEntry:
     """Entry of a controller, with the blueprints of `spec` and the limits of `population`."""
-    limits = Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
+    limits = _Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
     how = "controller" + ", sampled" * parsed.sampled + ", blind" * parsed.blind
     identity = Identity(how, limits, checksum)
     return PolicyEntry(parsed, spec, identity, agent)
@@ -277,7 +297,7 @@ def static_final_entry(found_by: PolicyEntry, parsed: ParsedPolicy) -> PolicyEnt
     return PolicyEntry(parsed, spec, known, found_by=found_by)
 
 
-def canonical_policy(parsed: ParsedPolicy, spec: TaskSpec) -> str:
+def _canonical_policy(parsed: ParsedPolicy, spec: TaskSpec) -> str:
     """Canonical text of a policy; part of its identity on disk."""
     if parsed.kind == "table":
         assert parsed.path is not None  # the parser rejects table without an argument

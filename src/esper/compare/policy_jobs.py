@@ -27,7 +27,7 @@ from esper.tolaria.device_info import describe_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PopulationJob:
+class _PopulationJob:
     """One population of a policy."""
 
     policy: str
@@ -75,7 +75,7 @@ class PolicyJobs:
         self._parts: dict[str, dict[int, PolicyResult]] = {name: {} for name in self._entries}
         self.most, self.done = len(self._waiting), 0
 
-    def next(self) -> PopulationJob | None:
+    def next(self) -> _PopulationJob | None:
         """The first job whose source has a result."""
         for at, (policy, place) in enumerate(self._waiting):
             entry = self._entries[policy]
@@ -83,34 +83,34 @@ class PolicyJobs:
             if source is None or result_path(self._folder, source.identity).exists():
                 del self._waiting[at]
                 found = None if source is None else self._result(source)
-                return PopulationJob(policy, entry.label, place, found)
+                return _PopulationJob(policy, entry.label, place, found)
         return None
 
     def _result(self, source: PolicyEntry) -> PolicyResult:
         path = result_path(self._folder, source.identity)
         return read_result(path, source.identity).result
 
-    def label(self, job: PopulationJob) -> str:
+    def label(self, job: _PopulationJob) -> str:
         """Policy and population."""
         return f"{job.label}, population {job.place + 1} of {self._populations}"
 
-    def keep(self, job: PopulationJob, result: PolicyResult) -> None:
+    def keep(self, job: _PopulationJob, result: PolicyResult) -> None:
         """Keep a population; save the policy if it was the last."""
         parts = self._parts[job.policy]
         parts[job.place] = result
         if len(parts) < self._populations:
             return
-        entry, whole = self._entries[job.policy], combine_populations(parts)
+        entry, whole = self._entries[job.policy], _combine_populations(parts)
         save_result(self._folder, SavedResult(entry.label, entry.identity, whole))
         self.done += 1
         self._on_done(entry, whole, self.done)
 
-    def answer(self, job: PopulationJob, question: Any) -> Any:
+    def answer(self, job: _PopulationJob, question: Any) -> Any:
         """Raise: these jobs ask nothing."""
         raise NotImplementedError(f"{self.label(job)} asked {question}")
 
 
-def combine_populations(parts: dict[int, PolicyResult]) -> PolicyResult:
+def _combine_populations(parts: dict[int, PolicyResult]) -> PolicyResult:
     """All hosts of a policy, in the order of its populations."""
     return combine([parts[place] for place in sorted(parts)], np.concatenate)
 
@@ -130,7 +130,7 @@ class PolicyWorker:
             result_path(folder, one.identity).name: one for one in with_sources(entries)
         }
 
-    def do(self, job: PopulationJob, reporter: Reporter) -> PolicyResult:
+    def do(self, job: _PopulationJob, reporter: Reporter) -> PolicyResult:
         """Run one population."""
         reporter.begin(job.label)
         entry, found = self._entries[job.policy], job.found

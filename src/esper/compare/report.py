@@ -1,10 +1,8 @@
-"""Report of a comparison: tables, plot, Markdown and JSON."""
+"""Report of a comparison: tables, Markdown and JSON."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -14,22 +12,17 @@ from rich.table import Table
 
 from esper.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric
 from esper.compare.matching import matching_compute
-from esper.karn.frontier_picture import PolicyPoint, draw_frontier
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import FIXED, NAMED_CONTEXTS, ContextSpec
-from esper.leyline.statistics import Estimate
-from esper.plotting.labels import shorten_label
+from esper.leyline.errors import shorten
+from esper.plotting.numbers import interval
 
 TOPOLOGIES_SHOWN: Final = 3
 LABEL_SHOWN: Final = 24
 """Maximum characters of a label on the console."""
-NOTE: Final = (
-    "Above: interquartile means over hosts, 95 % bootstrap intervals; dashed: Pareto front. "
-    "P: probability that a host is better than one of the reference."
-)
 
 
-def title_of(found: Comparison) -> str:
+def _title_of(found: Comparison) -> str:
     """`7 policies on digits_impaired, the same 20 hosts each`"""
     settings = found.settings
     rent = "" if settings.rent == 1 else f", rent {settings.rent:g} times the task's"
@@ -44,14 +37,6 @@ def _contexts_name(spec: ContextSpec) -> str:
 
 
 # ---- formatting --------------------------------------------------------------------------------
-
-
-def with_interval(estimate: Estimate, form: str) -> str:
-    """`0.3412 (0.3280 to 0.3501)`; only the value if the interval is unknown."""
-    value = form.format(estimate.value)
-    if math.isnan(estimate.low):
-        return value
-    return f"{value} ({form.format(estimate.low)} to {form.format(estimate.high)})"
 
 
 def _wins(policy: ComparedPolicy, metric: Metric) -> str:
@@ -70,17 +55,17 @@ def _wins(policy: ComparedPolicy, metric: Metric) -> str:
 def score_table(found: Comparison) -> Table:
     """Score of every policy, and its difference to the reference."""
     score = METRICS[0]
-    table = Table(title=escape(title_of(found)), box=SIMPLE_HEAD)
+    table = Table(title=escape(_title_of(found)), box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
-    first = escape(shorten_label(found.policies[0].label, LABEL_SHOWN // 2))
+    first = escape(shorten(found.policies[0].label, LABEL_SHOWN // 2))
     for name in ("score, IQM (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
         table.add_column(name, justify="right")
     for policy in found.policies:
         standing = policy.standing(score.name)
-        row = [shorten_label(policy.label, LABEL_SHOWN), with_interval(standing.iqm, "{:.3f}")]
+        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.iqm, ".3f")]
         if standing.difference is not None and standing.improvement is not None:
             row += [
-                with_interval(standing.difference.student, "{:+.3f}"),
+                interval(standing.difference.student, "+.3f"),
                 f"{standing.improvement.value:.2f}",
                 _wins(policy, score),
             ]
@@ -101,34 +86,16 @@ def cost_table(found: Comparison) -> Table:
         table.add_column(name, justify="right")
     for policy in found.policies:
         values = [
-            metric.form.format(policy.standing(metric.name).mean.value)
+            format(policy.standing(metric.name).mean.value, metric.form)
             for metric in METRICS
             if metric.name in names
         ]
-        label = escape(shorten_label(policy.label, LABEL_SHOWN))
+        label = escape(shorten(policy.label, LABEL_SHOWN))
         table.add_row(label, *values, f"{policy.result.seconds_per_host:.2f}")
     return table
 
 
-# ---- plot and numbers --------------------------------------------------------------------------
-
-
-def draw(path: Path, found: Comparison) -> None:
-    """Plot the frontier and the differences."""
-    draw_frontier(path, [_point(policy) for policy in found.policies],
-                  title_of(found), NOTE)  # fmt: skip
-
-
-def _point(policy: ComparedPolicy) -> PolicyPoint:
-    score = policy.standing("score")
-    return PolicyPoint(
-        label=policy.label,
-        accuracy=policy.standing("test").iqm,
-        parameters=policy.standing("parameters").iqm,
-        flops_ratio=policy.standing("flops_ratio").iqm,
-        difference=None if score.difference is None else score.difference.student,
-        improvement=score.improvement,
-    )
+# ---- numbers -----------------------------------------------------------------------------------
 
 
 def numbers(found: Comparison) -> Json:
@@ -157,11 +124,10 @@ def _policy_numbers(policy: ComparedPolicy) -> Json:
 # ---- Markdown ----------------------------------------------------------------------------------
 
 
-def markdown(found: Comparison, picture: str) -> str:
-    """The Markdown report; `picture`: file name of the plot."""
+def markdown(found: Comparison) -> str:
+    """The Markdown report."""
     parts = [
-        f"# {title_of(found)}",
-        f"![accuracy against cost, and paired score differences]({picture})",
+        f"# {_title_of(found)}",
         *(_metric_part(found, metric) for metric in METRICS),
         *_matching_part(found),
         *_context_part(found),
@@ -193,16 +159,16 @@ def _metric_part(found: Comparison, metric: Metric) -> str:
         standing = policy.standing(metric.name)
         row = [
             policy.label,
-            with_interval(standing.mean, metric.form),
-            with_interval(standing.iqm, metric.form),
+            interval(standing.mean, metric.form),
+            interval(standing.iqm, metric.form),
         ]
         if standing.difference is None or standing.improvement is None:
             row += ["the reference", "", "", ""]
         else:
             row += [
-                with_interval(standing.difference.student, metric.difference),
-                with_interval(standing.difference.bootstrap, metric.difference),
-                with_interval(standing.improvement, "{:.2f}"),
+                interval(standing.difference.student, metric.difference),
+                interval(standing.difference.bootstrap, metric.difference),
+                interval(standing.improvement, ".2f"),
                 _wins(policy, metric),
             ]
         rows.append(row)

@@ -4,18 +4,41 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console
 
-from esper.karn.display import format_speed
-from esper.karn.engine_progress import EngineProgress
+from esper.karn.display import Display, Pace, format_speed, say
+from esper.karn.terminal import Terminal
 
 LINES_EACH: Final = 3
 """Lines per policy without a terminal."""
 
 
-class CompareProgress(EngineProgress):
+class ProgressBar:
+    """Context manager with a bar and its pace; subclasses show the steps."""
+
+    def __init__(
+        self, total: int, lines: int, console: Console | None = None, shows_elapsed: bool = False
+    ) -> None:
+        """`total`: of the bar; `lines`: without a terminal."""
+        self.console = console or Terminal()
+        self.pace = Pace(total)
+        self._display = Display(total, self.console, lines, shows_elapsed)
+
+    def __enter__(self) -> Self:
+        self._display.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._display.stop()
+
+    def say(self, line: str) -> None:
+        """Print a permanent line above the bar."""
+        say(self.console, line)
+
+
+class CompareProgress(ProgressBar):
     """Shows the steps of every policy; several may run at a time.
 
     with CompareProgress({"wait": 50, "heuristic": 50}, hosts=20) as progress:

@@ -56,7 +56,7 @@ _Slot = tuple[int, int]
 
 
 @dataclass(slots=True)
-class RunView:
+class _RunView:
     """State of a run according to the events so far."""
 
     rounds: int = 0
@@ -189,7 +189,7 @@ class RunProgressSink:
 
     def __init__(self, console: Console | None = None, clock: Clock = time.monotonic) -> None:
         self.console = console or Terminal()
-        self.view = RunView()
+        self.view = _RunView()
         self._clock = clock
         self._display: Display | None = None
         self._pace = Pace(0, clock)
@@ -202,14 +202,14 @@ class RunProgressSink:
         if isinstance(payload, RunStarted):
             self._stop()
             self._finished = False
-            self.view = RunView()
+            self.view = _RunView()
             self.view.update(event)
-            say(self.console, heading(payload))
+            say(self.console, _heading(payload))
             self._start()
         elif isinstance(payload, RunFinished):
             self._stop()
             self._finished = True
-            say(self.console, ending(payload))
+            say(self.console, _ending(payload))
         elif not self._finished:
             before = (self.view.done, self.view.over)
             self.view.update(event)
@@ -289,7 +289,7 @@ def plain_lines(rounds: int) -> int:
     return rounds * max(1, round(PLAIN_LINES / rounds))
 
 
-def heading(started: RunStarted) -> str:
+def _heading(started: RunStarted) -> str:
     """Return one line describing the run."""
     s = started
     return (
@@ -301,7 +301,7 @@ def heading(started: RunStarted) -> str:
     )
 
 
-def ending(finished: RunFinished) -> str:
+def _ending(finished: RunFinished) -> str:
     """Return one line on how the run ended, and on lost telemetry."""
     f = finished
     lost = f"; {_count(f.events_dropped, 'event')} dropped" if f.events_dropped else ""

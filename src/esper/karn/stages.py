@@ -10,16 +10,6 @@ from esper.leyline.stages import SeedStage
 
 _S = SeedStage
 
-STAGE_NOTES: Final[Mapping[SeedStage, str]] = MappingProxyType(
-    {
-        _S.TRAINING: "shadow only",
-        _S.BLENDING: "strength 0 to 1",
-        _S.HOLDING: "full strength, evaluated",
-        _S.EMBARGOED: "slot cools down",
-    }
-)
-"""Short explanation, where the name is not enough."""
-
 STAGE_COLOURS: Final[Mapping[SeedStage, str]] = MappingProxyType(
     {
         _S.DORMANT: "#eceff1",
@@ -34,10 +24,6 @@ STAGE_COLOURS: Final[Mapping[SeedStage, str]] = MappingProxyType(
         _S.PLANTED: "#2a7f9e",
     }
 )
-
-LEAVING_NAME: Final = "blending out"
-LEAVING_COLOUR: Final = "#e5737f"
-"""A pruned seed while its alpha falls to 0; its stage is still BLENDING."""
 
 
 def stage_name(stage: SeedStage) -> str:

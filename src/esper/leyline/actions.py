@@ -9,15 +9,9 @@ from types import MappingProxyType
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from esper.leyline.arrays import (
-    ArrayStruct,
-    Bools,
-    Codes,
-    Ints,
-    require_choice,
-    require_equal_lengths,
-)
+from esper.leyline.arrays import ArrayStruct, Bools, Codes, Ints
 from esper.leyline.errors import EsperError
 
 
@@ -205,10 +199,10 @@ class ActionSpec(ArrayStruct):
     """`AlphaCurve`."""
 
     def __post_init__(self) -> None:
-        require_equal_lengths(self)
+        _require_equal_lengths(self)
         if not self._within_limits():
             for name, choices in _CHOICES.values():  # raises at the first that is not
-                require_choice(name, getattr(self, name), choices, "action")
+                _require_choice(name, getattr(self, name), choices, "action")
 
     def _within_limits(self) -> bool:
         """Whether all indices are int64 within the choices of their heads."""
@@ -279,8 +273,8 @@ class ActionOutcome(ArrayStruct):
     """`SeedStage` of that slot after it; -1 for WAIT."""
 
     def __post_init__(self) -> None:
-        require_equal_lengths(self)
-        require_choice("veto", self.veto, len(VetoReason), "outcome")
+        _require_equal_lengths(self)
+        _require_choice("veto", self.veto, len(VetoReason), "outcome")
 
     def sizes(self) -> dict[str, int]:
         """Return E, the number of members."""
@@ -297,3 +291,32 @@ class ActionOutcome(ArrayStruct):
         none = np.full(members, -1, dtype=np.int8)
         veto = np.full(members, VetoReason.NONE, dtype=np.int8)
         return cls(veto, np.full(members, NO_SLOT, dtype=np.int64), none, none.copy())
+
+
+def _require_equal_lengths(struct: ArrayStruct) -> None:
+    """Raise unless all fields are arrays `[E]` of one length, at least 1."""
+    expected: tuple[int, ...] | None = None
+    for name in struct.__dataclass_fields__:
+        shape = np.shape(getattr(struct, name))
+        expected = expected or shape
+        if shape != expected or len(shape) != 1 or shape[0] < 1:
+            raise EsperError(
+                f"{type(struct).__name__}.{name}: shape {shape}, expected one value for each "
+                f"of the {expected[0] if expected else 'E'} members"
+            )
+
+
+def _require_choice(
+    name: str, values: npt.NDArray[np.generic], choices: int | None, where: str
+) -> None:
+    """Raise unless all values `[E]` are integers in 0..choices-1 (None: no upper limit)."""
+    if values.dtype.kind not in "iu":
+        raise EsperError(f"{where}: {name} has dtype {values.dtype}, expected integers")
+    whole = values.astype(np.int64)
+    # As unsigned numbers, negative ones are above any limit.
+    limit = np.iinfo(np.int64).max if choices is None else choices - 1
+    beyond = whole.view(np.uint64) > limit
+    if beyond.any():
+        member = int(np.flatnonzero(beyond)[0])
+        valid = "0 or more" if choices is None else f"0 to {choices - 1}"
+        raise EsperError(f"{where} of member {member}: {name} {whole[member]}, valid: {valid}")

@@ -164,32 +164,3 @@ def _same(left: object, right: object) -> bool:
 def _same_fields(left: object, right: object) -> bool:
     """Equal contents of two dataclasses of one type."""
     return all(_same(getattr(left, n), getattr(right, n)) for n, _ in _layout(type(left)))
-
-
-def require_equal_lengths(struct: ArrayStruct) -> None:
-    """Raise unless all fields are arrays `[E]` of one length, at least 1."""
-    expected: tuple[int, ...] | None = None
-    for name, _ in _layout(type(struct)):
-        shape = np.shape(getattr(struct, name))
-        expected = expected or shape
-        if shape != expected or len(shape) != 1 or shape[0] < 1:
-            raise EsperError(
-                f"{type(struct).__name__}.{name}: shape {shape}, expected one value for each "
-                f"of the {expected[0] if expected else 'E'} members"
-            )
-
-
-def require_choice(
-    name: str, values: npt.NDArray[np.generic], choices: int | None, where: str
-) -> None:
-    """Raise unless all values `[E]` are integers in 0..choices-1 (None: no upper limit)."""
-    if values.dtype.kind not in "iu":
-        raise EsperError(f"{where}: {name} has dtype {values.dtype}, expected integers")
-    whole = values.astype(np.int64)
-    # As unsigned numbers, negative ones are above any limit.
-    limit = np.iinfo(np.int64).max if choices is None else choices - 1
-    beyond = whole.view(np.uint64) > limit
-    if beyond.any():
-        member = int(np.flatnonzero(beyond)[0])
-        valid = "0 or more" if choices is None else f"0 to {choices - 1}"
-        raise EsperError(f"{where} of member {member}: {name} {whole[member]}, valid: {valid}")

@@ -86,19 +86,16 @@ def student_estimate(values_N: Doubles) -> Estimate:
     return Estimate(float(mean), float(low), float(high))
 
 
-def interquartile_mean(values_NK: Doubles) -> float:
-    """Mean of the middle half of all values, with `floor(count / 4)` dropped at each end.
+def interquartile_estimate(values_NK: Doubles) -> Estimate:
+    """Mean of the middle half of all values, with its stratified bootstrap interval.
 
-    >>> interquartile_mean(np.array([100.0, 1.0, 2.0, 3.0, -50.0]))
+    `floor(count / 4)` values are dropped at each end.
+
+    >>> interquartile_estimate(np.array([100.0, 1.0, 2.0, 3.0, -50.0])).value
     2.0
     """
-    return float(_middle_mean(_runs(values_NK).reshape(1, -1))[0])
-
-
-def interquartile_estimate(values_NK: Doubles) -> Estimate:
-    """Interquartile mean with its stratified bootstrap interval."""
     values = _runs(values_NK)
-    return _bootstrap(values, _middle_mean, interquartile_mean(values))
+    return _bootstrap(values, _middle_mean, float(_middle_mean(values.reshape(1, -1))[0]))
 
 
 def mean_estimate(values_NK: Doubles) -> Estimate:
@@ -124,25 +121,21 @@ def paired_difference(ours_N: Doubles, theirs_N: Doubles) -> PairedDifference:
     )
 
 
-def probability_of_improvement(ours_NK: Doubles, theirs_NK: Doubles) -> float:
+def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:
     """Probability that a run of ours is above a run of theirs, ties half; mean over strata.
 
-    The Mann-Whitney statistic divided by the number of pairs; the pairing of runs is not used.
+    The Mann-Whitney statistic divided by the number of pairs; the pairing of runs is not used. For
+    the interval the samples are resampled independently.
 
-    >>> probability_of_improvement(np.array([1.0, 2.0]), np.array([0.0, 2.0]))
+    >>> improvement_estimate(np.array([1.0, 2.0]), np.array([0.0, 2.0])).value
     0.625
     """
-    beats_KNM = _beats(_runs(ours_NK), _runs(theirs_NK))
-    return float(beats_KNM.mean(axis=(1, 2)).mean())
-
-
-def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:
-    """`probability_of_improvement` with its interval; the samples are resampled independently."""
     ours, theirs = _runs(ours_NK), _runs(theirs_NK)
-    value = probability_of_improvement(ours, theirs)
+    beats_KNM = _beats(ours, theirs)
+    value = float(beats_KNM.mean(axis=(1, 2)).mean())
     if min(len(ours), len(theirs)) < 2 or not np.isfinite(value):
         return Estimate(value, np.nan, np.nan)
-    generator, beats_KNM = _generator(), _beats(ours, theirs)
+    generator = _generator()
     found = [
         np.mean([_drawn_share(generator, beats_NM, rows) for beats_NM in beats_KNM], axis=0)
         for rows in _chunks(len(ours) + len(theirs))

@@ -59,7 +59,7 @@ _SCALARS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class PayloadColumn:
+class _PayloadColumn:
     """One field of a payload as a column."""
 
     name: str
@@ -70,12 +70,12 @@ class PayloadColumn:
 
 
 @cache
-def payload_columns(kind: TelemetryEventType) -> tuple[PayloadColumn, ...]:
+def payload_columns(kind: TelemetryEventType) -> tuple[_PayloadColumn, ...]:
     """Return the payload columns of an event type, in field order."""
     hints = get_type_hints(kind.payload_class)
     taken = {name for name, _ in _EVENT_COLUMNS}
     return tuple(
-        PayloadColumn(
+        _PayloadColumn(
             name=f"payload_{f.name}" if f.name in taken else f.name,
             field=f.name,
             type=pa.uint64() if f.metadata == UNSIGNED else _arrow_type(f.name, hints[f.name]),
@@ -127,7 +127,7 @@ def _event_values(event: TelemetryEvent, number: int) -> tuple[int | float | str
     return (event.schema_version, number, None, event.wall_time, *place)
 
 
-def _column(column: PayloadColumn, value: Any, count: int) -> pa.Array:
+def _column(column: _PayloadColumn, value: Any, count: int) -> pa.Array:
     if not column.is_array:
         return pa.array([_plain(value)] * count, column.type)
     array = np.asarray(value)

@@ -15,7 +15,9 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from esper.leyline.errors import EsperError
@@ -27,7 +29,6 @@ from esper.leyline.telemetry import (
     TelemetryEventType,
     TelemetryLevel,
 )
-from esper.nissa.report import HubReport
 
 CAPACITY: Final = QUEUE_SIZE
 """Capacity of the queue."""
@@ -43,6 +44,56 @@ CLOSE_SECONDS: Final = 30.0
 STEP_EVENTS: Final = (TelemetryEventType.STEP_COMPLETED, TelemetryEventType.LAST_ACTION)
 """Events that `TelemetryConfig.step_events` records at every level except OFF."""
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HubReport:
+    """Statistics of a hub; every emitted event is counted in one of these fields."""
+
+    emitted: int
+    """Events at the recorded level emitted to an open hub."""
+    written: Mapping[str, int]
+    """Per sink, events confirmed by a later flush or close; it may hold more."""
+    dropped: Mapping[str, int]
+    """Per event type, events dropped because the queue was full."""
+    failures: Mapping[str, int]
+    """Per sink, calls that raised."""
+    disabled: tuple[str, ...]
+    """Sinks disabled after repeated failures."""
+    after_close: int
+    """Events emitted after the hub was closed."""
+
+    @property
+    def events_dropped(self) -> int:
+        """Events that reached no sink, for `RunFinished.events_dropped`."""
+        return sum(self.dropped.values())
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Per sink, queued events not confirmed: failed, disabled, or timed out."""
+        queued = self.emitted - self.events_dropped
+        return {name: queued - count for name, count in self.written.items() if count < queued}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sink has every event."""
+        return not (self.dropped or self.missing or self.after_close)
+
+    def __str__(self) -> str:
+        if self.complete:
+            return f"telemetry: all {self.emitted} events written"
+        parts = [f"{self.events_dropped} dropped, queue full ({_counts(self.dropped)})"]
+        parts = parts if self.dropped else []
+        for name, count in self.missing.items():
+            why = f"{self.failures[name]} failures" + ", disabled" * (name in self.disabled)
+            parts.append(f"{name} is missing {count} ({why})")
+        if self.after_close:
+            parts.append(f"{self.after_close} emitted after close")
+        return f"telemetry: of {self.emitted} events, {'; '.join(parts)}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
 
 
 class TelemetryHub:
@@ -308,3 +359,31 @@ def _names(sinks: Sequence[SinkProtocol]) -> list[str]:
         seen[kind] += 1
         names.append(kind if seen[kind] == 1 else f"{kind}-{seen[kind]}")
     return names
+
+
+# ---- the hub of the process ---------------------------------------------------------------------
+
+_hub = TelemetryHub((), TelemetryLevel.OFF)
+
+
+def get_hub() -> TelemetryHub:
+    """Return the hub of this process; a no-op hub until `set_hub` or `use_hub` is called."""
+    return _hub
+
+
+def set_hub(hub: TelemetryHub) -> TelemetryHub:
+    """Replace the hub of this process; return the previous one, which stays open."""
+    global _hub
+    before, _hub = _hub, hub
+    return before
+
+
+@contextmanager
+def use_hub(hub: TelemetryHub) -> Iterator[TelemetryHub]:
+    """Use `hub` inside the block, then close it and restore the previous one."""
+    before = set_hub(hub)
+    try:
+        yield hub
+    finally:
+        set_hub(before)
+        hub.close()

@@ -1,1 +1,1 @@
-"""What all pictures share: their look (`style`), and labels beside points (`labels`)."""
+"""What pictures and pages share: plots as SVG, HTML, Pareto sets, durations."""

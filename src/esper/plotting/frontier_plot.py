@@ -11,7 +11,7 @@ from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
 from esper.plotting.line_plot import LEFT, RIGHT, canvas, finite, nothing, score_scale, within
-from esper.plotting.style import frontier
+from esper.plotting.pareto import frontier
 from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
 HEIGHT, TOP, BOTTOM = 400.0, 62.0, 350.0
@@ -58,7 +58,7 @@ def frontier_plot(
     return canvas(
         f"{score_title} against parameters of {len(known)} networks; the table has the values",
         HEIGHT,
-        legend([(kind, words[kind]) for kind in kinds]),
+        _legend([(kind, words[kind]) for kind in kinds]),
         x_axis(x, x.ticks(), TOP, BOTTOM, "parameters (log)"),
         y_axis(y, LEFT, RIGHT, score_title),
         tag("polyline", points=line, class_="front path", stroke_width=1.4),
@@ -67,7 +67,7 @@ def frontier_plot(
     )
 
 
-def mark(kind: str, x: float, y: float, *inside: str) -> Markup:
+def _mark(kind: str, x: float, y: float, *inside: str) -> Markup:
     """Kinds differ in shape, not in colour alone."""
     if kind == "pick":
         corners = f"{x:.1f},{y - 8:.1f} {x + 8:.1f},{y:.1f} {x:.1f},{y + 8:.1f} {x - 8:.1f},{y:.1f}"
@@ -84,7 +84,7 @@ def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
         low, high = (within(end, y) for end in ends)
         bar = [tag("line", x1=at, x2=at, y1=low, y2=high, class_=f"{dot.kind} bar")]
     words = f"{dot.label}: {dot.params:,.0f} parameters, {dot.score.value:.4f}"
-    return markup(*bar, mark(dot.kind, at, y(dot.score.value), tag("title", words)))
+    return markup(*bar, _mark(dot.kind, at, y(dot.score.value), tag("title", words)))
 
 
 _Box = tuple[float, float, float, float]
@@ -121,10 +121,10 @@ def _overlap(one: _Box, other: _Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def legend(kinds: Sequence[tuple[str, str]]) -> Markup:
+def _legend(kinds: Sequence[tuple[str, str]]) -> Markup:
     """Marks and their meaning, above the plot."""
     parts, at = [], LEFT
     for kind, said in kinds:
-        parts += [mark(kind, at + 8, 18), tag("text", said, x=at + 22, y=22.0)]
+        parts += [_mark(kind, at + 8, 18), tag("text", said, x=at + 22, y=22.0)]
         at += 48 + 7.0 * len(said)
     return markup(*parts)

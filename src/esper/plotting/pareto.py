@@ -6,11 +6,30 @@ Shape letters: N networks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from esper.leyline.arrays import Doubles, Ints
-from esper.plotting.style import frontier
+
+
+def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:
+    """Return the indices of the Pareto-optimal points, cheapest first; NaN is left out.
+
+    >>> frontier([1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.9])
+    [0, 1, 3]
+    """
+    known = (i for i in range(len(cost)) if not math.isnan(worth[i]))
+    found: list[int] = []
+    for i in sorted(known, key=lambda i: (cost[i], -worth[i])):
+        last = found[-1] if found else None
+        if (
+            last is None
+            or worth[i] > worth[last]
+            or (cost[i], worth[i]) == (cost[last], worth[last])
+        ):
+            found.append(i)
+    return found
 
 
 def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:

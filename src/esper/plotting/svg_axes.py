@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from esper.plotting.html import Markup, markup, tag
+from esper.plotting.numbers import short_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +67,6 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [round(n * step, 12) for n in range(first, last + 1)]
-
-
-def short_number(value: float) -> str:
-    """A count for an axis.
-
-    >>> short_number(950), short_number(1500), short_number(2_000_000)
-    ('950', '1,500', '2M')
-    """
-    for least, unit, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
-        if value >= least:
-            return f"{value / unit:g}{letter}"
-    return f"{value:,.6g}"
 
 
 def x_axis(scale: Scale, ticks: Sequence[float], top: float, bottom: float, title: str) -> Markup:

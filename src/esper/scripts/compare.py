@@ -4,7 +4,7 @@
     esper compare heuristic fixed:conv_heavy@2:r0c0,r0c1 learned=runs/RUN
     esper compare wait static-final:out/train_heuristic_digits_impaired.json --rent 0.5
 
-Prints tables and writes a plot, a report and all numbers (docs/compare.md).
+Prints tables and writes a report and all numbers (docs/compare.md).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from esper.compare.config import Compare
 
     argv = sys.argv[1:] if argv is None else argv
-    return run_command(Compare, lambda config: compare(config, argv), argv)
+    return run_command(Compare, lambda config: _compare(config, argv), argv)
 
 
-def compare(config: Compare, argv: Sequence[str] = ()) -> None:
+def _compare(config: Compare, argv: Sequence[str] = ()) -> None:
     """Compare and report. Imports are local, so that --help is fast.
 
     `argv`: the command line, to be repeated when the comparison is interrupted.
@@ -45,23 +45,22 @@ def compare(config: Compare, argv: Sequence[str] = ()) -> None:
 
     set_deterministic_cublas()
     command = command_line("compare", argv) if argv else ""
-    found = run_comparison(config, console_for_report(), on_end=report, command=command)
+    found = run_comparison(config, console_for_report(), on_end=_report, command=command)
     write_run_page(config.folder(found.settings.task))
 
 
-def report(found: Comparison, folder: Path) -> None:
-    """Write plot, report and numbers to the folder, then print the tables."""
+def _report(found: Comparison, folder: Path) -> None:
+    """Write report and numbers to the folder, then print the tables."""
     from esper.compare.folder import report_paths, unwritable
-    from esper.compare.report import draw, markdown, numbers
+    from esper.compare.report import markdown, numbers
     from esper.scripts.cli.report_files import json_file, write_before_printing
     from esper.storage.atomic import write_atomic
 
     places = report_paths(folder)
-    text = markdown(found, places.picture.name).encode(errors="backslashreplace")
+    text = markdown(found).encode(errors="backslashreplace")
     files: tuple[ReportFile, ...] = (
         json_file(places.numbers, numbers(found)),
         (places.report, lambda path: write_atomic(path, text)),
-        (places.picture, lambda path: draw(path, found)),
     )
     try:
         with write_before_printing(*files):
@@ -85,7 +84,3 @@ def _print(found: Comparison, places: ReportPaths) -> None:
             say(console, f"N* of {match.label}: {match} ({runs})")
     for label, path in places._asdict().items():
         say(console, f"{label}: {path}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,8 @@ esper doctor --task cifar_baseline      on another task, with synthetic data if 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from esper.kasmina.ops.kernels.build_times import KernelBuilds
     from esper.tolaria.engine import VectorizedEngine
 
-PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
+PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich")
 """Required packages, besides torch."""
 EXTRAS: Final = {
     "onnx": f"export to ONNX ({install_hint('export')})",
@@ -35,7 +34,7 @@ EXTRAS: Final = {
 
 
 @dataclass(frozen=True)
-class Doctor:
+class _Doctor:
     """Show device, versions, threads, executor and data."""
 
     task: str = "digits_impaired"
@@ -48,12 +47,7 @@ class Doctor:
     """Folder of the data files; default $ESPER_DATA_DIR, then ./data."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Doctor, examine, argv)
-
-
-def examine(config: Doctor) -> None:
+def _examine(config: _Doctor) -> None:
     """Print the report. Imports are local, so that --help is fast."""
     from rich.text import Text
 
@@ -61,10 +55,10 @@ def examine(config: Doctor) -> None:
 
     console = Terminal(140)
     sections = {
-        "device": device_lines,
-        "versions": version_lines,
-        "executor": executor_lines,
-        "data": data_lines,
+        "device": _device_lines,
+        "versions": _version_lines,
+        "executor": _executor_lines,
+        "data": _data_lines,
     }
     for title, lines in sections.items():
         console.print(Text(title, style="bold"))
@@ -72,7 +66,7 @@ def examine(config: Doctor) -> None:
             console.print(f"  {line}", highlight=False, soft_wrap=True)
 
 
-def device_lines(config: Doctor) -> list[str]:
+def _device_lines(config: _Doctor) -> list[str]:
     """Device, precision and threads."""
     import torch
 
@@ -96,7 +90,7 @@ def device_lines(config: Doctor) -> list[str]:
     return lines
 
 
-def version_lines(config: Doctor) -> list[str]:
+def _version_lines(config: _Doctor) -> list[str]:
     """Versions of Esper, Python, torch and other dependencies."""
     import platform
 
@@ -121,7 +115,7 @@ def _version(package: str) -> str:
         return ""
 
 
-def executor_lines(config: Doctor) -> list[str]:
+def _executor_lines(config: _Doctor) -> list[str]:
     """Executor of a run on the task under both profiles, and why."""
     from esper.kasmina.ops.kernels.build_times import count_builds
     from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -144,16 +138,16 @@ def executor_lines(config: Doctor) -> list[str]:
         f"{engine.precision}",
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap if the host can be vmapped, but on a CPU loop for large images",
-        f"executor sharded: {sharded_line()}",
+        f"executor sharded: {_sharded_line()}",
         f"kernels: {kernel_line(engine)}",
-        *build_lines(engine, builds),
-        *fused_lines(engine),
+        *_build_lines(engine, builds),
+        *_fused_lines(engine),
         f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
 
 
-def sharded_line() -> str:
+def _sharded_line() -> str:
     """Whether networks can be cut over ranks, and by which transport."""
     import torch.distributed as dist
 
@@ -183,7 +177,7 @@ def kernel_line(engine: VectorizedEngine) -> str:
     return f"{whose} for members, ours for batches and updates"
 
 
-def fused_lines(engine: VectorizedEngine) -> list[str]:
+def _fused_lines(engine: VectorizedEngine) -> list[str]:
     """Blocks of the task that one kernel computes, if that is asked for; empty without a GPU."""
     if engine.device.type != "cuda" or engine.env.model.network.topology != "cnn":
         return []
@@ -197,7 +191,7 @@ def fused_lines(engine: VectorizedEngine) -> list[str]:
     return block_lines(engine.env.model.network, x_EB[0, :1].float())
 
 
-def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
+def _build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
     """Build times of our kernels; empty if they are not used."""
     from esper.device.triton_support import can_build_kernels
 
@@ -205,7 +199,7 @@ def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
     return [f"kernels built: {builds.line()}"] if ours else []
 
 
-def data_lines(config: Doctor) -> list[str]:
+def _data_lines(config: _Doctor) -> list[str]:
     """Location of each task's data set, or where to get it."""
     from esper.leyline.errors import EsperError
     from esper.tasks.data_locations import data_directories
@@ -225,5 +219,5 @@ def data_lines(config: Doctor) -> list[str]:
     return [*lines, *(f"{', '.join(names)}: {where}" for where, names in places.items())]
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _Doctor, _examine)
+"""Entry point of the command."""

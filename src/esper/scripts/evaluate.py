@@ -31,7 +31,7 @@ MEMBERS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluate:
+class _Evaluate:
     """Evaluate a saved controller on fresh hosts, next to policies that do not learn.
 
     These are static-final (its own topologies, planted from the start), asha (a search over planted
@@ -54,15 +54,15 @@ class Evaluate:
     data_dir: Path | None = None
     """Folder of the data sets; default that of its training, else $ESPER_DATA_DIR or ./data."""
     out: Path = field(default_factory=lambda: Path("out"))
-    """Output folder for plot and numbers."""
+    """Output folder for the numbers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
-    return exit_status_of(lambda: evaluate(sys.argv[1:] if argv is None else argv))
+    return exit_status_of(lambda: _evaluate(sys.argv[1:] if argv is None else argv))
 
 
-def evaluate(argv: Sequence[str]) -> None:
+def _evaluate(argv: Sequence[str]) -> None:
     """Parse, check, evaluate, report. Imports are local, so that --help is fast."""
     config, training = read_evaluate(argv)
     spec = training.check()
@@ -72,9 +72,9 @@ def evaluate(argv: Sequence[str]) -> None:
     from esper.storage.atomic import require_not_folders, require_writable
     from esper.tolaria.runtime import parse_device, set_deterministic_cublas
 
-    places = report_paths(config.out, spec.name)
+    places = _report_paths(config.out, spec.name)
     require_not_folders(places)
-    require_writable(places.picture, "--out")
+    require_writable(places.numbers, "--out")
     set_deterministic_cublas()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
@@ -83,13 +83,13 @@ def evaluate(argv: Sequence[str]) -> None:
     members = config.population.envs
     with BaselineProcess(training, members, config.data_dir) as process:
         judged = judge(training, agent, spec, data, members, process.result)
-    report(config, checkpoint.path, judged)
+    _report(config, checkpoint.path, judged)
 
 
-def read_evaluate(argv: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
+def read_evaluate(argv: Sequence[str]) -> tuple[_Evaluate, TrainingConfig]:
     """Parse the command line with the checkpoint's settings as defaults."""
     if not argv or argv[0] in HELP_FLAGS:
-        config = read_command_line(Evaluate, argv, prog="esper eval")
+        config = read_command_line(_Evaluate, argv, prog="esper eval")
         return config, TrainingConfig()  # not reached: raises without a checkpoint, exits on --help
     if argv[0].startswith("-"):
         raise EsperError(f"{argv[0]}: name the checkpoint before any flag")
@@ -99,8 +99,8 @@ def read_evaluate(argv: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
     if other is not None and other != task.name:
         task = TaskConfig(other, blueprints=task.blueprints)
     population = replace(trained.population, envs=MEMBERS, rollout_steps=None)
-    base = Evaluate(path, task, population, data_dir=_data_dir_of_run(path))
-    config = read_command_line(Evaluate, argv, default=base, prog="esper eval")
+    base = _Evaluate(path, task, population, data_dir=_data_dir_of_run(path))
+    config = read_command_line(_Evaluate, argv, default=base, prog="esper eval")
     require_trust(config.task.name, argv, path, config.trust)
     return config, replace(trained, task=config.task, population=config.population)
 
@@ -119,11 +119,11 @@ def training_config(path: Path) -> TrainingConfig:
     """Training settings of the controller in a folder, read without torch."""
     from esper.simic.training.runs.folder import read_checkpoint_config, read_config
 
-    checkpoint = resolve_checkpoint(path)
+    checkpoint = _resolve_checkpoint(path)
     return read_config(path) if checkpoint is None else read_checkpoint_config(checkpoint)
 
 
-def resolve_checkpoint(path: Path) -> Path | None:
+def _resolve_checkpoint(path: Path) -> Path | None:
     """`path` if it is a checkpoint, else the best checkpoint of the run; None if it has none."""
     from esper.simic.training.runs.checkpoint_store import MANIFEST, CheckpointStore
     from esper.simic.training.runs.folder import checkpoints_dir, require_run
@@ -134,33 +134,31 @@ def resolve_checkpoint(path: Path) -> Path | None:
     return CheckpointStore(checkpoints_dir(path)).best().path
 
 
-class ReportPaths(NamedTuple):
+class _ReportPaths(NamedTuple):
     """Paths of the report files."""
 
-    picture: Path
     numbers: Path
     judgement: Path
 
 
-def report_paths(folder: Path, task: str) -> ReportPaths:
+def _report_paths(folder: Path, task: str) -> _ReportPaths:
     """Report paths of an evaluation on a task."""
-    names = (f"eval_{task}{end}" for end in (".png", ".json", "_judged.json"))
-    return ReportPaths(*(folder / name for name in names))
+    names = (f"eval_{task}{end}" for end in (".json", "_judged.json"))
+    return _ReportPaths(*(folder / name for name in names))
 
 
-def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
+def _report(config: _Evaluate, checkpoint: Path, judged: Judged) -> None:
     """Write the files, then print the tables."""
     from esper.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
     from esper.karn.console import console_for_report
     from esper.karn.display import say
     from esper.scripts.cli.report_files import json_file, write_before_printing
-    from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
+    from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
 
-    places = report_paths(config.out, judged.result.task)
+    places = _report_paths(config.out, judged.result.task)
     run_report = RunReport(
         policy=LEARNED,
         episodes=judged.members,
-        picture=places.picture,
         numbers=places.numbers,
         settings=settings_json(config),
     )
@@ -170,14 +168,10 @@ def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
         "judged": judged.numbers(),
     }
     judgement = json_file(places.judgement, record)
-    with write_before_printing(judgement, *report_files(run_report, judged.result)):
+    with write_before_printing(judgement, report_file(run_report, judged.result)):
         print_report(run_report, judged.result)
         console = console_for_report()
         console.print(judgement_table(judged))
         say(console, judged.verdict_line())
         for label, what in (("checkpoint", checkpoint), ("judgement", places.judgement)):
             say(console, f"{label}: {what}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

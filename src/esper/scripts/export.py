@@ -7,10 +7,9 @@ esper export RUN weights.safetensors         the weights alone
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Export:
+class _Export:
     """Write a network from its run folder; nothing in the folder runs."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -52,12 +51,7 @@ class _Found:
     score: str
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Export, export, argv)
-
-
-def export(config: Export) -> None:
+def _export(config: _Export) -> None:
     """Write the network. Imports are local, so that --help is fast."""
     from esper.kasmina.export.export import export_model, require_suffix
     from esper.scripts.cli.run_paths import find_run
@@ -77,7 +71,7 @@ def export(config: Export) -> None:
     say(f"{config.out}: {found.size}, {found.score}")
 
 
-def _grown(run: Path, config: Export, own: Any) -> _Found:
+def _grown(run: Path, config: _Export, own: Any) -> _Found:
     """The pick of `esper grow`, or the best one within limits."""
     from esper.growing.result import GrowResult
 
@@ -88,7 +82,7 @@ def _grown(run: Path, config: Export, own: Any) -> _Found:
     return _Found(network.model, network.example, _size(network.params, network.macs), score)
 
 
-def _member(run: Path, config: Export, own: Any) -> _Found:
+def _member(run: Path, config: _Export, own: Any) -> _Found:
     """The best member that `esper train` kept, within limits."""
     from esper.kasmina.layers.counting import count_parameters
     from esper.simic.training.runs.folder import members_dir
@@ -105,5 +99,5 @@ def _size(params: int, macs: int) -> str:
     return f"{params:,} parameters, {macs:,} MACs"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _Export, _export)
+"""Entry point of the command."""

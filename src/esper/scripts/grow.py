@@ -169,7 +169,3 @@ def _print(result: GrowResult, argv: Sequence[str]) -> None:
     if not result.record.complete:
         command = _resume_command(result.folder, argv)
         print(f"interrupted; resume with: {command}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -62,13 +62,13 @@ COMMANDS: Final = {
 
 def main() -> int:
     """Run the subcommand named on the command line; returns its exit status."""
-    status = exit_status_of(lambda: dispatch(sys.argv[1:]))
+    status = exit_status_of(lambda: _dispatch(sys.argv[1:]))
     if "torch" in sys.modules:
         gc.freeze()  # else collecting all that torch holds takes seconds after the last line
     return status
 
 
-def dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str]) -> int:
     """As `main`, with the arguments after `esper`."""
     if not argv or argv[0] in HELP_FLAGS:
         print(_help())

@@ -8,8 +8,8 @@ esper query RUN "select ..." --csv > rounds.csv
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +28,7 @@ MAX_COLUMNS = 12
 
 
 @dataclass(frozen=True)
-class Query:
+class _Query:
     """Ask a run with SQL (DuckDB): one SELECT over its views, while it runs or afterwards.
 
     Without SQL, lists the views and their columns; docs/records.md explains them.
@@ -46,12 +46,7 @@ class Query:
     """Rows of a table to print; CSV and JSON have all."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Query, query, argv)
-
-
-def query(config: Query) -> None:
+def _query(config: _Query) -> None:
     """Print the answer. Imports are local, so that --help is fast."""
     from esper.scripts.cli.run_paths import find_run
 
@@ -61,7 +56,7 @@ def query(config: Query) -> None:
         raise EsperError(f"--rows {config.rows}: must be 1 or more")
     run = find_run(config.run)
     if not config.sql.strip():
-        print_views()
+        _print_views()
         return
     from esper.karn.query.database import run_query
     from esper.karn.query.formats import write_csv, write_json
@@ -72,10 +67,10 @@ def query(config: Query) -> None:
         elif config.json:
             write_json(result, sys.stdout)
         else:
-            print_table(result, config.rows)
+            _print_table(result, config.rows)
 
 
-def print_views() -> None:
+def _print_views() -> None:
     """Print every view with its columns."""
     from esper.karn.query.catalogue import all_views
 
@@ -84,7 +79,7 @@ def print_views() -> None:
         print("    " + ", ".join(column.name for column in view.columns))
 
 
-def print_table(result: QueryResult, most: int) -> None:
+def _print_table(result: QueryResult, most: int) -> None:
     """Print the first rows as a table, and how many more there are."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -111,5 +106,5 @@ def print_table(result: QueryResult, most: int) -> None:
         print(f"{more:,} more rows: --rows N prints more, --csv and --json all")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _Query, _query)
+"""Entry point of the command."""

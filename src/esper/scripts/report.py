@@ -6,9 +6,8 @@ esper report RUN --out page.html
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from esper.scripts.cli.output import say
 
 
 @dataclass(frozen=True)
-class Report:
+class _Report:
     """Write the report of a run (train, grow, compare, audit) as one self-contained HTML page."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -28,12 +27,7 @@ class Report:
     """File to write; default: report.html in the run folder."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Report, report, argv)
-
-
-def report(config: Report) -> None:
+def _report(config: _Report) -> None:
     """Write the page. Imports are local, so that --help is fast."""
     from esper.karn.report.page import write_page
     from esper.scripts.cli.run_paths import find_run
@@ -41,5 +35,5 @@ def report(config: Report) -> None:
     say(write_page(find_run(config.run), config.out))
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _Report, _report)
+"""Entry point of the command."""

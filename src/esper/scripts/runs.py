@@ -8,9 +8,9 @@ esper runs --json               as JSON
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -40,7 +40,7 @@ PLAIN_WIDTH: Final = 140
 
 
 @dataclass(frozen=True)
-class ListRuns:
+class _ListRuns:
     """List runs of every kind with their state, progress and scores."""
 
     runs: Path = RUNS
@@ -49,12 +49,7 @@ class ListRuns:
     """Print JSON instead of a table."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(ListRuns, show_runs, argv)
-
-
-def show_runs(config: ListRuns) -> None:
+def _show_runs(config: _ListRuns) -> None:
     """Print the list. Imports are local, so that --help is fast."""
     from esper.karn.views import list_runs
 
@@ -63,7 +58,7 @@ def show_runs(config: ListRuns) -> None:
     if config.json:
         say(json.dumps([entry(run) for run in found], indent=2))
     elif found:
-        print_tables(found)
+        _print_tables(found)
     else:
         say(f"no runs in {config.runs} yet: esper train ppo starts one")
 
@@ -77,7 +72,7 @@ def entry(run: RunSummary) -> dict[str, Json]:
     return plain
 
 
-def print_tables(found: Sequence[RunSummary]) -> None:
+def _print_tables(found: Sequence[RunSummary]) -> None:
     """Print the runs as a table per kind, oldest first, then their problems."""
     from rich.text import Text
 
@@ -142,5 +137,5 @@ def _score(score: float | None) -> str:
     return "-" if score is None else f"{score:.4f}"
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _ListRuns, _show_runs)
+"""Entry point of the command."""

@@ -8,8 +8,8 @@ esper serve --host 0.0.0.0          for other machines, with a token
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Final
@@ -24,7 +24,7 @@ _NEEDED: Final = ("fastapi", "uvicorn", "websockets")
 
 
 @dataclass(frozen=True)
-class Serve:
+class _Serve:
     """Show the runs of a folder in the browser, also while they are written. Reads only."""
 
     runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS]")] = RUNS
@@ -43,12 +43,7 @@ class Serve:
             raise EsperError(f"--port {self.port}: 0 to 65535")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Serve, serve_runs, argv)
-
-
-def serve_runs(config: Serve) -> None:
+def _serve_runs(config: _Serve) -> None:
     """Serve until stopped. Imports are local, so that --help is fast."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -62,5 +57,5 @@ def serve_runs(config: Serve) -> None:
         print("stopped", file=sys.stderr)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _Serve, _serve_runs)
+"""Entry point of the command."""

@@ -7,9 +7,8 @@ esper show RUN --json       as JSON
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Show:
+class _Show:
     """Show the outcome of a run: verdict, frontier and settings."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -32,24 +31,19 @@ class Show:
     """Print JSON instead."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Show, show, argv)
-
-
-def show(config: Show) -> None:
+def _show(config: _Show) -> None:
     """Print it. Imports are local, so that --help is fast."""
     from esper.karn.views import RunKind, kind_of
     from esper.karn.views.damage import naming_damage
     from esper.scripts.cli.run_paths import find_run
 
     path = find_run(config.run)
-    makers = {RunKind.GROW: show_grow_run, RunKind.TRAIN: show_training_run}
+    makers = {RunKind.GROW: _show_grow_run, RunKind.TRAIN: _show_training_run}
     with naming_damage(path):
-        makers.get(kind_of(path), show_contenders)(path, config.json)
+        makers.get(kind_of(path), _show_contenders)(path, config.json)
 
 
-def show_grow_run(path: Path, as_json: bool) -> None:
+def _show_grow_run(path: Path, as_json: bool) -> None:
     """Verdict, frontier and settings; without a result yet, its state."""
     from esper.growing.folder import RESULT, read_info
     from esper.growing.result import GrowResult
@@ -76,7 +70,7 @@ def show_grow_run(path: Path, as_json: bool) -> None:
     say("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
 
 
-def show_training_run(path: Path, as_json: bool) -> None:
+def _show_training_run(path: Path, as_json: bool) -> None:
     """Verdict, and what the list of runs knows about it."""
     from esper.karn import views
     from esper.karn.report.page import verdict
@@ -108,7 +102,7 @@ def show_training_run(path: Path, as_json: bool) -> None:
             say(f"{name:<11}  {value}")
 
 
-def show_contenders(path: Path, as_json: bool) -> None:
+def _show_contenders(path: Path, as_json: bool) -> None:
     """Verdict and contenders of a comparison or an audit."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -117,7 +111,7 @@ def show_contenders(path: Path, as_json: bool) -> None:
     from esper.karn import views
     from esper.karn.console import console_for_report
     from esper.karn.report.page import verdict
-    from esper.karn.report.sections import interval, number
+    from esper.plotting.numbers import interval, number
     from esper.scripts.runs import entry
 
     found, contenders = views.run_summary(path), views.read_contenders(path)
@@ -150,5 +144,5 @@ def show_contenders(path: Path, as_json: bool) -> None:
     say(f"folder: {path}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _Show, _show)
+"""Entry point of the command."""

@@ -8,9 +8,9 @@ esper tasks --data-dir DIR      look for data there
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ PLAIN_WIDTH: Final = 140
 
 
 @dataclass(frozen=True)
-class ListTasks:
+class _ListTasks:
     """List tasks with host, slots, episode length and data location."""
 
     data_dir: Path | None = None
@@ -33,12 +33,7 @@ class ListTasks:
     """Print JSON instead of a table."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(ListTasks, show_tasks, argv)
-
-
-def show_tasks(config: ListTasks) -> None:
+def _show_tasks(config: _ListTasks) -> None:
     """Print the list. Imports are local, so that --help is fast."""
     from esper.tasks.listing import list_tasks
 
@@ -46,10 +41,10 @@ def show_tasks(config: ListTasks) -> None:
     if config.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
     else:
-        print_table(entries)
+        _print_table(entries)
 
 
-def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
+def _print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
     """Print the tasks as a table, then those that could not be loaded."""
     from rich.table import Table
     from rich.text import Text
@@ -78,5 +73,5 @@ def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
         console.print(Text(f"{entry.name}: {entry.problem}", style="red"), soft_wrap=True)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _ListTasks, _show_tasks)
+"""Entry point of the command."""

@@ -8,8 +8,8 @@ esper tui DIR              choose from another folder of runs
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -21,19 +21,14 @@ from esper.scripts.cli.command import run_command
 
 
 @dataclass(frozen=True)
-class Tui:
+class _Tui:
     """Watch runs in the terminal, live or after their end; keys are shown at the bottom."""
 
     run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """Run folder, its name in ./runs, or a folder of runs; default: choose from ./runs."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the command."""
-    return run_command(Tui, watch, argv)
-
-
-def watch(config: Tui) -> None:
+def _watch(config: _Tui) -> None:
     """Open the interface. Imports are local, so that --help is fast."""
     if find_spec("textual") is None:
         raise EsperError(f"esper tui needs Textual: {install_hint('tui')}")
@@ -56,5 +51,5 @@ def is_terminal() -> bool:
     return sys.stdin.isatty() and sys.__stdout__ is not None and sys.__stdout__.isatty()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+main = partial(run_command, _Tui, _watch)
+"""Entry point of the command."""

@@ -28,7 +28,7 @@ _RETRY_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class _Holder:
     """Holder of a lock."""
 
     pid: int
@@ -76,7 +76,7 @@ class FolderLock:
 
     def _write_holder(self, folder: Path) -> None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        holder = to_json(Holder(os.getpid(), socket.gethostname(), since))
+        holder = to_json(_Holder(os.getpid(), socket.gethostname(), since))
         try:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps(holder).encode(), 0)
@@ -109,6 +109,6 @@ def is_locked(folder: Path) -> bool:
 
 def _describe_holder(raw: bytes) -> str:
     try:
-        return str(read_record(Holder, parse_json(raw), LOCK))
+        return str(read_record(_Holder, parse_json(raw), LOCK))
     except ValueError:  # it holds the lock but has not written its record yet
         return "by a process that just started"

@@ -63,7 +63,7 @@ class WorkSession:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkSessions:
+class _WorkSessions:
     """Content of the file."""
 
     sessions: tuple[WorkSession, ...] = ()
@@ -99,7 +99,7 @@ class SessionLog:
     def _write(self) -> None:
         seconds = round(time.monotonic() - self._began, 3)
         self._last = replace(self._last, seconds=seconds)
-        content = to_json(WorkSessions((*self._before, self._last)))
+        content = to_json(_WorkSessions((*self._before, self._last)))
         assert isinstance(content, dict)  # records encode to objects
         write_atomic(self._path, (json.dumps(seal(content), indent=1) + "\n").encode())
 
@@ -142,7 +142,7 @@ def read_sessions(folder: Path) -> tuple[WorkSession, ...]:
     if not path.exists():
         return ()
     try:
-        return read_record(WorkSessions, read_document(path), str(path)).sessions
+        return read_record(_WorkSessions, read_document(path), str(path)).sessions
     except EsperError as error:
         raise EsperError(f"{error}; delete it, nothing but times and states is lost") from None
 

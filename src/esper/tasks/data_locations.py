@@ -57,12 +57,13 @@ def locate_data(dataset: DataSet, data_dir: Path | None = None) -> Path:
     found = find_data(dataset, data_dir)
     if found is None:
         raise EsperError(
-            f"{dataset.title} is not in {_searched_directories(data_dir)}: {download_hint(dataset)}"
+            f"{dataset.title} is not in {_searched_directories(data_dir)}: "
+            f"{_download_hint(dataset)}"
         )
     return found
 
 
-def download_hint(dataset: DataSet) -> str:
+def _download_hint(dataset: DataSet) -> str:
     """Return instructions for a missing data set."""
     folders = " or ".join(f"{name}/" for name in dataset.folders)
     return (

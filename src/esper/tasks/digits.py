@@ -18,23 +18,18 @@ Shape letters: N images, C channels, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from esper.leyline.arrays import Floats, Ints
-from esper.leyline.errors import EsperError
+from esper.leyline.arrays import Ints
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.streams import stream_seed
 from esper.tasks.hosts import CNN_BLUEPRINTS, TINY_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
-from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
-
-Pixels = npt.NDArray[np.uint8]
+from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
 
 CLASSES: Final = 10
 
@@ -42,63 +37,27 @@ SHARES: Final = {"train": 0.55, "val_control": 0.125, "val_score": 0.125, "test"
 """Fraction of each class per part."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DigitsPart:
-    """Images and labels of one part."""
-
-    images_NCHW: Pixels
-    """Brightness, 0 to 16."""
-    labels_N: Ints
-    source_N: Ints
-    """Index of each image in scikit-learn's arrays."""
-
-    def __len__(self) -> int:
-        return len(self.labels_N)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DigitsSplit:
-    """The four disjoint parts."""
-
-    train: DigitsPart
-    val_control: DigitsPart
-    """Controls growth: used by gates and counterfactuals."""
-    val_score: DigitsPart
-    """Used for learning curves and for choosing settings."""
-    test: DigitsPart
-    """Used once, at the end."""
-    mean: float
-    """Of the training pixels."""
-    std: float
-    """Of the training pixels."""
-
-    def normalised(self, part: DigitsPart) -> Floats:
-        """Return images as float32, normalised to mean 0 and std 1 over the training part."""
-        return ((part.images_NCHW.astype(np.float32) - self.mean) / self.std).astype(np.float32)
-
-
-def load_digits_split(split_seed: int = 0) -> DigitsSplit:
+def load_digits_data(split_seed: int = 0) -> TaskData:
     """Load and split the data; deterministic in `split_seed`."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
     images_NCHW = np.asarray(data.images, dtype=np.uint8)[:, None]
     labels_N = np.asarray(data.target, dtype=np.int64)
-    cut = stratified_split(labels_N, tuple(SHARES.values()), split_seed)
-    parts = {
-        name: DigitsPart(images_NCHW[index], labels_N[index], index)
-        for name, index in zip(SHARES, cut, strict=True)
-    }
-    pixels = parts["train"].images_NCHW.astype(np.float64)
-    return DigitsSplit(**parts, mean=float(pixels.mean()), std=float(pixels.std()))
+    cut = zip(SHARES, split_indices(labels_N, split_seed), strict=True)
+    parts = {name: TaskPart(images_NCHW[index], labels_N[index]) for name, index in cut}
+    pixels = parts["train"].inputs.astype(np.float64)
+    return TaskData(
+        **parts,
+        mean=np.array([pixels.mean()], dtype=np.float32),
+        std=np.array([pixels.std()], dtype=np.float32),
+    )
 
 
-def stratified_split(labels_N: Ints, shares: Sequence[float], seed: int) -> tuple[Ints, ...]:
-    """Return sorted indices of each part; every class is split in the same shares."""
-    if min(shares) <= 0 or not np.isclose(sum(shares), 1.0):
-        raise EsperError(f"shares {tuple(shares)}: each must be above 0, and they must sum to 1")
-    edges = np.cumsum(shares)[:-1]
-    parts: list[list[Ints]] = [[] for _ in shares]
+def split_indices(labels_N: Ints, seed: int) -> tuple[Ints, ...]:
+    """Return sorted indices of each part; every class is split by `SHARES`."""
+    edges = np.cumsum(list(SHARES.values()))[:-1]
+    parts: list[list[Ints]] = [[] for _ in SHARES]
     for label in np.unique(labels_N):
         members = np.flatnonzero(labels_N == label)
         generator = np.random.default_rng(stream_seed(seed, "split", "class", int(label)))
@@ -115,17 +74,6 @@ with depthwise in r0c1 beats the host and every topology that fills all slots.""
 IMPAIRED_SCORE: Final = ScoreConstants(c_p=0.15, c_m=0.015, c_f=0.002)
 """Calibrated the same way: of 64 topologies, conv_light in r0c0 with depthwise in r0c1 beats the
 host and every topology that fills all slots."""
-
-
-def load_digits_data() -> TaskData:
-    """Return the split as task data."""
-    split = load_digits_split()
-    parts: dict[str, DigitsPart] = {name: getattr(split, name) for name in PARTS}
-    return TaskData(
-        **{name: TaskPart(part.images_NCHW, part.labels_N) for name, part in parts.items()},
-        mean=np.array([split.mean], dtype=np.float32),
-        std=np.array([split.std], dtype=np.float32),
-    )
 
 
 def _digits_spec(

@@ -106,9 +106,9 @@ class FashionFiles:
 
     def _read(self, folder: Path, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         path = pick_file(folder, (f"{name}.gz", name), FASHION)
-        content = read_decompressed(path, 4 + 4 * len(shape) + int(np.prod(shape)))
+        content = _read_decompressed(path, 4 + 4 * len(shape) + int(np.prod(shape)))
         try:
-            array = parse_idx(content, shape)
+            array = _parse_idx(content, shape)
         except EsperError as error:
             raise damaged(path, str(error), FASHION) from None
         if self.check_sums:
@@ -116,7 +116,7 @@ class FashionFiles:
         return array
 
 
-def read_decompressed(path: Path, size: int) -> bytes:
+def _read_decompressed(path: Path, size: int) -> bytes:
     """Read a plain or compressed file, at most one byte past `size`."""
     if path.suffix != ".gz":
         return read_file(path, size, FASHION)
@@ -131,10 +131,10 @@ def read_decompressed(path: Path, size: int) -> bytes:
         ) from error
 
 
-def parse_idx(content: bytes, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+def _parse_idx(content: bytes, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Parse an idx file of the given shape.
 
-    >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), (2,)).tolist()
+    >>> _parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), (2,)).tolist()
     [7, 9]
     """
     head = 4 + 4 * len(shape)

@@ -48,7 +48,7 @@ def parse_host_shape(text: str) -> HostShape:
 def with_host_shape(spec: TaskSpec, shape: HostShape) -> TaskSpec:
     """Return the task with a CNN host of this shape, and all of its slots."""
     factory = spec.host_factory
-    if not isinstance(factory, CNNFactory):
+    if type(factory) is not CNNFactory:  # that of signals is one, too
         raise EsperError(
             f"host {shape}: task {spec.name} has no CNN host whose shape could change; leave it out"
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import slot_id
@@ -53,20 +53,18 @@ class CNNFactory:
 
     def __post_init__(self) -> None:
         if self.rows not in (1, 2):
-            raise EsperError(f"CNNFactory rows={self.rows}: valid are 1 and 2")
+            raise EsperError(f"{type(self).__name__} rows={self.rows}: valid are 1 and 2")
 
     def __call__(self) -> nn.Module:
         from esper.kasmina import CNNHost
 
-        return CNNHost(
-            num_classes=self.classes,
-            in_channels=self.in_channels,
-            n_blocks=self.n_blocks,
-            base_channels=self.base_channels,
-            kernel_size=self.kernel_size,
-            pool_layers=self.pool_layers,
-            max_channels=self.max_channels,
-        )
+        return CNNHost(**self.sizes())
+
+    def sizes(self) -> dict[str, Any]:
+        """Arguments of the host."""
+        sizes = {field.name: getattr(self, field.name) for field in fields(self)}
+        del sizes["rows"]
+        return {"num_classes": sizes.pop("classes"), **sizes}
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -75,47 +73,13 @@ class CNNFactory:
 
 
 @dataclass(frozen=True, slots=True)
-class SignalFactory:
-    """Builds a `SignalHost` when called."""
-
-    classes: int
-    """Outputs of the classifier."""
-    in_channels: int
-    """Channels of the signals."""
-    base_channels: int
-    """Channels of the first block; each block doubles them."""
-    kernel_size: int = 3
-    """Points of every kernel, odd."""
-    n_blocks: int = 3
-    """Blocks of convolution, norm, ReLU and pooling."""
-    pool_layers: int | None = None
-    """Number of leading blocks that pool; None: all."""
-    max_channels: int | None = None
-    """Upper limit of the doubling; None: no limit."""
-    rows: int = 1
-    """1: slots only before pooling; 2: also after it."""
-
-    def __post_init__(self) -> None:
-        if self.rows not in (1, 2):
-            raise EsperError(f"SignalFactory rows={self.rows}: valid are 1 and 2")
+class SignalFactory(CNNFactory):
+    """Builds a `SignalHost` when called: the same with kernels over points."""
 
     def __call__(self) -> nn.Module:
         from esper.kasmina import SignalHost
 
-        return SignalHost(
-            num_classes=self.classes,
-            in_channels=self.in_channels,
-            n_blocks=self.n_blocks,
-            base_channels=self.base_channels,
-            kernel_size=self.kernel_size,
-            pool_layers=self.pool_layers,
-            max_channels=self.max_channels,
-        )
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Slots after each block, in execution order."""
-        return tuple(slot_id(row, col) for col in range(self.n_blocks) for row in range(self.rows))
+        return SignalHost(**self.sizes())
 
 
 @dataclass(frozen=True, slots=True)

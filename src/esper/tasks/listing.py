@@ -79,7 +79,7 @@ def _entry(name: str, data_dir: Path | None) -> TaskListing | BrokenTask:
 
 def describe_task(spec: TaskSpec, data_dir: Path | None = None) -> TaskListing:
     """Return the list entry of one task."""
-    parameters, macs = host_size(spec)
+    parameters, macs = _host_size(spec)
     return TaskListing(
         name=spec.name,
         description=spec.description,
@@ -95,7 +95,7 @@ def describe_task(spec: TaskSpec, data_dir: Path | None = None) -> TaskListing:
     )
 
 
-def host_size(spec: TaskSpec) -> tuple[int, int]:
+def _host_size(spec: TaskSpec) -> tuple[int, int]:
     """Return parameter count and MACs of the host; preserves torch's random state."""
     import torch
 

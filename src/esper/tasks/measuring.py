@@ -157,7 +157,7 @@ def constant_score(metric: Metric, chosen_on: Tensor, targets: Tensor) -> float:
     if metric.reading is None:
         return math.nan
     by_label = isinstance(metric, LabelMetric | OwnMetric)  # others are best by frequencies
-    outputs = constant_outputs(metric.reading, chosen_on, CONSTANT_CLASSES if by_label else 0)
+    outputs = _constant_outputs(metric.reading, chosen_on, CONSTANT_CLASSES if by_label else 0)
     scores = [_score_of(metric, output, chosen_on) for output in outputs]
     known = [index for index, score in enumerate(scores) if math.isfinite(score)]
     if not known:
@@ -178,7 +178,7 @@ def _score_of(metric: Metric, output: Tensor, targets: Tensor) -> float:
         return math.nan
 
 
-def constant_outputs(reading: RowTerms, targets: Tensor, classes: int) -> list[Tensor]:
+def _constant_outputs(reading: RowTerms, targets: Tensor, classes: int) -> list[Tensor]:
     """Outputs of a sample that may be the best constant prediction for targets `[N, ...]`.
 
     `classes`: how many of the most frequent classes are tried one by one.

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import io
 import lzma
-import re
 import struct
 import zipfile
 import zlib
@@ -32,8 +31,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.format import read_array
 
-from esper.leyline.errors import EsperError
+from esper.leyline.arrays import Floats
+from esper.leyline.errors import EsperError, parse_error_line
 from esper.leyline.prices import ScoreConstants
 from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
 from esper.tasks.hosts import CNN_BLUEPRINTS, SIGNAL_BLUEPRINTS, CNNFactory, SignalFactory
@@ -41,7 +42,6 @@ from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
 from esper.tasks.splits import split_validation
-from esper.tasks.statistics import signal_statistics, value_statistics
 
 MNIST1D: Final = DataSet(
     "MNIST-1D",
@@ -56,13 +56,6 @@ VALIDATION: Final = 400
 """Signals in val_control and in val_score."""
 HEADER_BYTES: Final = 4096
 """Upper limit of the size of an array's header."""
-HEADER: Final = re.compile(
-    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|][a-zA-Z][0-9]+)', 'fortran_order': (True|False), "
-    rb"'shape': \(([0-9, ]{1,40})\), \} *\n",
-    re.DOTALL,
-)
-"""Header of a numpy array (version 1.0). numpy's own reader accepts any Python literal and fails in
-many ways on a damaged one."""
 ZIP_FAILURES: Final = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError,
     OverflowError, RuntimeError,
@@ -109,13 +102,13 @@ class Mnist1dFiles:
             raise damaged(path, f"is not a complete npz file ({why})", MNIST1D) from None
         if not self.as_images:
             whole, test = (TaskPart(part.inputs[:, 0], part.labels) for part in (whole, test))
-        statistics = value_statistics if self.as_images else signal_statistics
+        statistics = _value_statistics if self.as_images else _signal_statistics
         return split_validation(whole, test, self.validation, statistics)
 
 
 def _part(archive: zipfile.ZipFile, signals: str, labels: str, count: int) -> TaskPart:
-    x_NW = read_npy(archive, signals, (count, POINTS), "f")
-    y_N = read_npy(archive, labels, (count,), "i").astype(np.int64)
+    x_NW = _read_array(archive, signals, (count, POINTS), "f")
+    y_N = _read_array(archive, labels, (count,), "i").astype(np.int64)
     if not np.isfinite(x_NW).all() or np.abs(x_NW).max() > np.finfo(np.float32).max:
         raise EsperError(f"{signals!r} holds values that are not finite")
     if y_N.min() < 0 or y_N.max() >= CLASSES:
@@ -123,10 +116,10 @@ def _part(archive: zipfile.ZipFile, signals: str, labels: str, count: int) -> Ta
     return TaskPart(x_NW.astype(np.float32)[:, None, None, :], y_N)
 
 
-def read_npy(
+def _read_array(
     archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], kind: str
 ) -> npt.NDArray[Any]:
-    """Read one array of an npz file; sizes are checked first, and nothing is unpickled."""
+    """Read one array of an npz file; its size is checked first, and nothing is unpickled."""
     try:
         info = archive.getinfo(f"{name}.npy")
     except KeyError:
@@ -134,22 +127,31 @@ def read_npy(
     most = HEADER_BYTES + 8 * int(np.prod(shape))
     if info.file_size > most:
         raise EsperError(f"array {name!r} has {info.file_size:,} bytes, expected at most {most:,}")
-    content = archive.read(info)
-    head = HEADER.match(content)
-    if head is None:
-        raise EsperError(f"array {name!r} does not start with a numpy header")
-    descr, fortran, sides = (group.decode() for group in head.groups())
-    found = tuple(int(side) for side in sides.replace(",", " ").split())
-    wanted = {"f": ("<f4", "<f8"), "i": ("<i4", "<i8")}[kind]
-    if found != shape or fortran == "True" or descr not in wanted:
-        order = ", column by column" if fortran == "True" else ""
+    content = io.BytesIO(archive.read(info))
+    try:
+        found: npt.NDArray[Any] = read_array(content, allow_pickle=False)
+    except Exception as error:  # whatever a damaged header raises
         raise EsperError(
-            f"array {name!r} is {found} of {descr}{order}, expected {shape} of {wanted[1]}"
+            f"array {name!r} is damaged ({parse_error_line(ValueError(error))})"
+        ) from None
+    if found.shape != shape or found.dtype.kind != kind or content.read(1):
+        raise EsperError(
+            f"array {name!r} is {found.shape} of {found.dtype}, expected {shape} of {kind}8"
         )
-    body = content[head.end() :]
-    if len(body) != int(np.prod(shape)) * int(descr[2]):
-        raise EsperError(f"array {name!r} has {len(body):,} bytes behind its header")
-    return np.frombuffer(body, dtype=descr).reshape(shape)
+    return found
+
+
+def _value_statistics(values: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of all values, as one channel."""
+    values = values.astype(np.float64)
+    return np.array([values.mean()], np.float32), np.array([values.std()], np.float32)
+
+
+def _signal_statistics(signals_NCL: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of each channel of signals."""
+    values = signals_NCL.astype(np.float64)
+    mean_C, std_C = values.mean(axis=(0, 2)), values.std(axis=(0, 2))
+    return mean_C.astype(np.float32), std_C.astype(np.float32)
 
 
 SCORE: Final = ScoreConstants(c_p=0.03, c_m=0.005, c_f=0.002)
@@ -157,7 +159,7 @@ SCORE: Final = ScoreConstants(c_p=0.03, c_m=0.005, c_f=0.002)
 by about the standard error of these figures (docs/results.md). Not searched for signals."""
 _HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=2, kernel_size=3)
 
-register_task(
+_IMAGES: Final = register_task(
     TaskSpec(
         name="mnist1d",
         description="MNIST-1D, signals of 40 points, 2-4-8 channels, kernels of 3 points",
@@ -177,13 +179,14 @@ register_task(
     )
 )
 
-_SIGNAL_HOST: Final = SignalFactory(CLASSES, in_channels=1, base_channels=2)
-_SIGNAL8_HOST: Final = SignalFactory(
-    CLASSES, in_channels=1, base_channels=4, n_blocks=4, pool_layers=3, max_channels=4, rows=2
+_SIGNAL_HOST: Final = SignalFactory(CLASSES, in_channels=1, base_channels=2, kernel_size=3)
+_SIGNAL8_HOST: Final = replace(
+    _SIGNAL_HOST, base_channels=4, n_blocks=4, pool_layers=3, max_channels=4, rows=2
 )
 
 _SIGNAL: Final = register_task(
-    TaskSpec(
+    replace(
+        _IMAGES,
         name="mnist1d_signal",
         description="MNIST-1D as signals, 2-4-8 channels, 1-D kernels of 3 points",
         load_data=Mnist1dFiles(as_images=False),
@@ -191,14 +194,7 @@ _SIGNAL: Final = register_task(
         topology="signal",
         slots=_SIGNAL_HOST.slots,
         blueprints=SIGNAL_BLUEPRINTS,
-        num_classes=CLASSES,
         input_shape=(1, POINTS),
-        batch_size=100,
-        batches_per_step=16,
-        episode_length=30,
-        chance=1 / CLASSES,
-        optim=OptimSettings(host_lr=0.2, seed_lr=0.2, schedule="cosine"),
-        score=SCORE,
     )
 )
 register_task(

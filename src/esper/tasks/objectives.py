@@ -101,7 +101,7 @@ class Objective(TrainingLoss):
 
 
 @dataclass(frozen=True)
-class LossOptions:
+class _LossOptions:
     """Options of the built-in losses; each is refused where it does not apply."""
 
     class_weights: Sequence[float] | Tensor | None = None
@@ -157,7 +157,7 @@ def make_training_loss(
     `(outputs [B, ...], targets [B, ...]) -> number or numbers` for one network.
     """
     shape = tuple(int(size) for size in output_shape)
-    options = LossOptions(class_weights, label_smoothing, ignore_index, huber_delta, weighted)
+    options = _LossOptions(class_weights, label_smoothing, ignore_index, huber_delta, weighted)
     if not len(targets):
         raise EsperError("no training targets: a loss is chosen by their values")
     if callable(loss):
@@ -299,7 +299,7 @@ def _labels_do_not_fit(targets: Tensor, output_shape: tuple[int, ...], ignore_in
 # ---- building --------------------------------------------------------------------------------
 
 
-def _check_options(name: str, options: LossOptions) -> None:
+def _check_options(name: str, options: _LossOptions) -> None:
     if not 0 <= options.label_smoothing < 1:
         raise EsperError(f"label_smoothing={options.label_smoothing}: must be from 0 to below 1")
     if options.huber_delta <= 0:
@@ -313,11 +313,11 @@ def _check_options(name: str, options: LossOptions) -> None:
 
 def infer_terms(targets: Tensor, shape: tuple[int, ...]) -> RowTerms:
     """What targets `[N, ...]` and outputs mean, whatever the loss; raises if they do not fit."""
-    return _make_terms(choose_loss(targets, shape), targets, shape, LossOptions())
+    return _make_terms(choose_loss(targets, shape), targets, shape, _LossOptions())
 
 
 def _make_terms(
-    name: str, targets: Tensor, shape: tuple[int, ...], options: LossOptions
+    name: str, targets: Tensor, shape: tuple[int, ...], options: _LossOptions
 ) -> RowTerms:
     places = tuple(targets.shape[1:])
     kind = _KIND[name]
@@ -340,7 +340,7 @@ def _make_terms(
     )
 
 
-def _weights(options: LossOptions, classes: int) -> Tensor | None:
+def _weights(options: _LossOptions, classes: int) -> Tensor | None:
     if options.class_weights is None:
         return None
     weights_K = torch.as_tensor(options.class_weights, dtype=torch.float32)
@@ -356,7 +356,7 @@ def _weights(options: LossOptions, classes: int) -> Tensor | None:
     return weights_K
 
 
-def _row_loss(terms: RowTerms, targets: Tensor, options: LossOptions) -> RowLoss:
+def _row_loss(terms: RowTerms, targets: Tensor, options: _LossOptions) -> RowLoss:
     """The population's own cross-entropy where it computes the same: it is faster on a CPU."""
     if isinstance(terms, ClassTerms) and terms.plain and not options.weighted:
         # Its mean counts ignored positions, and it knows no other index.
@@ -371,7 +371,7 @@ def _metric(name: str, metric: str, terms: RowTerms, constant_loss: float) -> tu
     if metric == "auto":
         metric = "explained" if name in _SCORED_BY_LOSS else "accuracy"
     if metric == "explained":
-        return Explained(terms, constant_loss), metric
+        return _Explained(terms, constant_loss), metric
     if metric == "accuracy" and not isinstance(terms, NumberTerms):
         return terms.accuracy, metric
     if metric == "exact_match" and _KIND[name] == "multilabel":
@@ -384,7 +384,7 @@ def _metric(name: str, metric: str, terms: RowTerms, constant_loss: float) -> tu
 
 
 @dataclass(frozen=True, eq=False)
-class Explained:
+class _Explained:
     """Merit `1 - loss / loss of the best constant`, per sample."""
 
     terms: RowTerms | MemberFunction
@@ -399,9 +399,9 @@ class Explained:
 
 
 def _own_loss(
-    loss: Callable[..., Any], shape: tuple[int, ...], options: LossOptions
+    loss: Callable[..., Any], shape: tuple[int, ...], options: _LossOptions
 ) -> TrainingLoss:
-    if options != LossOptions():
+    if options != _LossOptions():
         raise EsperError(
             "class_weights, label_smoothing, ignore_index, huber_delta and weighted are options of "
             "the built-in losses: your own loss function decides about them itself"
@@ -432,7 +432,7 @@ def _own_objective(
     if metric not in ("auto", "explained"):
         raise unknown_name("metric", metric, ("auto", "accuracy", "explained", "a function"))
     constant_loss = explainable_loss(made, targets)
-    return _objective(made, "explained", Explained(own, constant_loss), constant_loss, 0.0)
+    return _objective(made, "explained", _Explained(own, constant_loss), constant_loss, 0.0)
 
 
 def explainable_loss(made: TrainingLoss, targets: Tensor) -> float:

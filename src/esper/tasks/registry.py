@@ -1,29 +1,38 @@
 """Registry of tasks by name.
 
 To add a task, call `register_task(TaskSpec(...))` in a module of this folder, or anywhere else
-before the task is used. Users provide theirs in a file or a package (`task_files.py`). No data are
-loaded before `spec.load()`.
+before the task is used. No data are loaded before `spec.load()`.
+
+Users give theirs as `path/to/file.py`, or `path/to/file.py:name` if it defines several; it is
+executed, so only use files you trust. A package provides a task with
+
+    [project.entry-points."esper.tasks"]
+    my_task = "my_package.tasks:MY_TASK"
+
+where MY_TASK is a `TaskSpec` of that name, or a function without arguments that returns one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import pkgutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import ClassVar, Final
 
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.user_errors import user_code
 from esper.tasks.spec import TaskSpec
-from esper.tasks.task_files import (
-    is_file_reference,
-    load_entry_point,
-    read_task_file,
-    task_entry_points,
-)
+from esper.tasks.task_files import is_file_reference, split_reference
 
+GROUP: Final = "esper.tasks"
+_MODULE: Final = "esper_task_file:"
+"""Prefix of the module name; the full path follows, so that no import can collide with it."""
 _TORCH_MODULES: Final = frozenset(
     (
         "context_data",
@@ -100,7 +109,7 @@ class TaskRegistry:
         for module in pkgutil.iter_modules(package.__path__):
             if module.name not in _TORCH_MODULES:
                 importlib.import_module(f"{package.__name__}.{module.name}")
-        cls._entry_points.update(task_entry_points())
+        cls._entry_points.update(_task_entry_points())
 
     @classmethod
     def _register_entry_point(cls, name: str) -> None:
@@ -112,7 +121,7 @@ class TaskRegistry:
                 f"task {name!r} is built in, and package {package} provides another of that "
                 f"name: rename that one or uninstall the package"
             )
-        cls.register(load_entry_point(entry))
+        cls.register(_load_entry_point(entry))
         del cls._entry_points[name]
 
 
@@ -133,7 +142,7 @@ def load_task_file(reference: str | Path) -> TaskSpec:
     """
     taken = task_names()
     with TaskRegistry.temporary():
-        spec = read_task_file(reference, TaskRegistry.registered)
+        spec = _read_task_file(reference, TaskRegistry.registered)
     if spec.name in taken:
         raise EsperError(
             f"task file {reference}: the name {spec.name!r} is taken by a registered task; choose "
@@ -145,3 +154,76 @@ def load_task_file(reference: str | Path) -> TaskSpec:
 def task_names() -> tuple[str, ...]:
     """Return the names of all tasks, sorted."""
     return TaskRegistry.names()
+
+
+# ---- tasks of users: Python files, and entry points of packages ---------------------------------
+
+
+def _read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]]) -> TaskSpec:
+    """Return the task that a file defines; `path.py:name` selects one of several.
+
+    `tasks`: returns the registered tasks. Tasks registered before the file runs do not count as the
+    file's, even if it holds one in a variable to build on; those it registers itself do.
+    """
+    text, name = split_reference(str(reference))
+    path = Path(text)
+    if not path.is_file():
+        raise EsperError(f"task file {path}: no such file; give path/to/file.py or .py:name")
+    before = {id(spec) for spec in tasks()}
+    values = [*vars(_execute(path)).values(), *tasks()]
+    specs = {v.name: v for v in values if isinstance(v, TaskSpec) and id(v) not in before}
+    if not specs:
+        raise EsperError(
+            f"task file {path} defines no TaskSpec of its own: assign one to a variable of the "
+            f"module"
+        )
+    if name is None:
+        if len(specs) > 1:
+            first = next(iter(specs))
+            raise EsperError(
+                f"task file {path} defines {', '.join(specs)}: choose one, as in {path}:{first}"
+            )
+        return next(iter(specs.values()))
+    if name not in specs:
+        raise unknown_name("task", name, specs, f"in {path}")
+    return specs[name]
+
+
+def _execute(path: Path) -> ModuleType:
+    """Execute the file as a module, without writing bytecode, so that every edit takes effect."""
+    module = ModuleType(f"{_MODULE}{path.resolve()}")
+    module.__file__ = str(path.absolute())  # its own paths hold wherever the process goes
+    sys.modules[module.__name__] = module  # dataclasses look up their module here
+    try:
+        with user_code(f"task file {path} fails", passes=()):
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[module.__name__]
+        raise
+    return module
+
+
+def _task_entry_points() -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by name, not loaded."""
+    return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
+
+
+def _load_entry_point(entry: EntryPoint) -> TaskSpec:
+    """Load an entry point and return its task."""
+    package = entry.dist.name if entry.dist is not None else entry.value
+    with user_code(
+        f"task {entry.name!r} of package {package} fails", "update or uninstall it", passes=()
+    ):
+        found = entry.load()
+        spec = found() if callable(found) and not isinstance(found, TaskSpec) else found
+    if not isinstance(spec, TaskSpec):
+        raise EsperError(
+            f"task {entry.name!r} of package {package}: {entry.value} is not a TaskSpec but "
+            f"{type(spec).__name__}"
+        )
+    if spec.name != entry.name:
+        raise EsperError(
+            f"task {entry.name!r} of package {package} is named {spec.name!r}: use the same name "
+            f"for the entry point and the spec"
+        )
+    return spec

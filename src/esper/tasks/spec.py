@@ -8,6 +8,7 @@ Shape letters: N samples, C channels, H height, W width, L length, F features, T
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -34,7 +35,6 @@ from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
 from esper.leyline.user_errors import user_code
 from esper.tasks.data_locations import DataSet, locate_data
 from esper.tasks.scoring import Upkeep
-from esper.tasks.user_data import as_array, as_constants
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ class TaskPart:
 
     def __post_init__(self) -> None:
         for name in ("inputs", "labels"):
-            object.__setattr__(self, name, as_array(f"TaskPart {name}", getattr(self, name)))
+            object.__setattr__(self, name, _as_array(f"TaskPart {name}", getattr(self, name)))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -93,7 +93,7 @@ class TaskData:
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
-            object.__setattr__(self, name, as_constants(name, getattr(self, name)))
+            object.__setattr__(self, name, _as_constants(name, getattr(self, name)))
         for name in PARTS:
             part = getattr(self, name)
             if not isinstance(part, TaskPart):
@@ -488,3 +488,46 @@ class TaskSpec:
         if self.loss not in (None, "cross_entropy", "language"):
             paired = paired or places == (self.num_classes,)
         return (self.num_classes,) if paired else (*places, self.num_classes)
+
+
+# ---- arrays and CPU tensors of users -------------------------------------------------------------
+
+
+def _as_array(what: str, value: object) -> npt.NDArray[Any]:
+    """Return an array with a sample axis; a tensor is converted without a copy."""
+    array = _from_tensor(what, value) if _is_tensor(value) else value
+    if not isinstance(array, np.ndarray):
+        raise EsperError(
+            f"{what}: got a {type(value).__name__}, give a numpy array or a tensor on the CPU"
+        )
+    if not array.ndim:
+        raise EsperError(f"{what}: a scalar, give an array with one entry per sample")
+    return array
+
+
+def _as_constants(what: str, values: object) -> Floats:
+    """Convert numbers to float32: `mean` and `std` may be lists."""
+    given = _from_tensor(what, values) if _is_tensor(values) else values
+    try:
+        return np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError):
+        raise EsperError(
+            f"{what}: got a {type(values).__name__}, give an array of numbers"
+        ) from None
+
+
+def _is_tensor(value: object) -> bool:
+    """Whether `value` is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _from_tensor(what: str, tensor: Any) -> npt.NDArray[Any]:
+    if tensor.device.type != "cpu":
+        raise EsperError(f"{what}: a tensor on {tensor.device}, move it, as in .cpu()")
+    try:
+        array: npt.NDArray[Any] = tensor.detach().resolve_conj().resolve_neg().numpy()
+    except (TypeError, RuntimeError):
+        kind = f"{tensor.layout} {tensor.dtype}".replace("torch.", "")
+        raise EsperError(f"{what}: a tensor of {kind}, give a dense one of float32") from None
+    return array

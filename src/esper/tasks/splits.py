@@ -95,7 +95,7 @@ def cut_samples(
 
     def cut(some_N: npt.NDArray[Any]) -> list[Ints]:
         if by_class:
-            return stratified_cut(some_N, shares, seed)
+            return _stratified_cut(some_N, shares, seed)
         return random_cut(len(some_N), shares, seed)
 
     _, first_G, group_N = np.unique(key_N, return_index=True, return_inverse=True)
@@ -116,7 +116,7 @@ def random_cut(samples: int, shares: Sequence[float], seed: int) -> list[Ints]:
     return [np.sort(piece) for piece in np.split(order, np.cumsum(sizes))]
 
 
-def stratified_cut(labels_N: Ints, shares: Sequence[float], seed: int) -> list[Ints]:
+def _stratified_cut(labels_N: Ints, shares: Sequence[float], seed: int) -> list[Ints]:
     """Return the same as `random_cut`, stratified; one sample of each class stays in the rest."""
     order = np.random.default_rng(stream_seed(seed, "grow", "kept")).permutation(len(labels_N))
     _, first = np.unique(labels_N[order], return_index=True)

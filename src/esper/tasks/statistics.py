@@ -17,22 +17,3 @@ def channel_statistics(images_NCHW: npt.NDArray[np.uint8]) -> tuple[Floats, Floa
     mean_C = share @ value
     std_C = np.sqrt((share * (value - mean_C[:, None]) ** 2).sum(axis=1))
     return mean_C.astype(np.float32), std_C.astype(np.float32)
-
-
-def value_statistics(values: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return mean and std of all values, as one channel."""
-    values = values.astype(np.float64)
-    return np.array([values.mean()], np.float32), np.array([values.std()], np.float32)
-
-
-def signal_statistics(signals_NCL: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return mean and std of each channel of signals."""
-    values = signals_NCL.astype(np.float64)
-    mean_C, std_C = values.mean(axis=(0, 2)), values.std(axis=(0, 2))
-    return mean_C.astype(np.float32), std_C.astype(np.float32)
-
-
-def column_statistics(table_NF: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return mean and std of each column of a table."""
-    values = table_NF.astype(np.float64)
-    return values.mean(axis=0).astype(np.float32), values.std(axis=0).astype(np.float32)

@@ -69,7 +69,7 @@ class SyntheticTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class SyntheticSignals:
+class _SyntheticSignals:
     """Creates the data of a synthetic signal task when called."""
 
     images: SyntheticImages
@@ -100,7 +100,7 @@ def with_synthetic_data(
         maker = SyntheticImages(spec.num_classes, channels, height, *sizes, seed, width)
     elif spec.topology == "signal" and len(spec.input_shape) == 2:
         channels, length = spec.input_shape
-        maker = SyntheticSignals(
+        maker = _SyntheticSignals(
             SyntheticImages(spec.num_classes, channels, 1, *sizes, seed, length)
         )
     elif spec.topology == "transformer" and len(spec.input_shape) == 1:

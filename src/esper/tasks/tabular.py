@@ -28,21 +28,22 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
+from esper.leyline.arrays import Floats
 from esper.tasks.digits import load_digits_data
 from esper.tasks.hosts import MLP_BLUEPRINTS, MLPFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
 from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 from esper.tasks.splits import split_validation, stratified_indices
-from esper.tasks.statistics import column_statistics
 
 CLASSES: Final = 10
 COLUMNS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterTable:
+class _ClusterTable:
     """Creates a table of Gaussian clusters when called."""
 
     rows: int = 6400
@@ -75,10 +76,16 @@ class ClusterTable:
             TaskPart(inputs[chosen], labels[chosen])
             for chosen in stratified_indices(labels, (self.validation,))
         )
-        return split_validation(rest, test, self.validation, column_statistics)
+        return split_validation(rest, test, self.validation, _column_statistics)
 
 
-def load_digit_rows() -> TaskData:
+def _column_statistics(table_NF: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of each column of a table."""
+    values = table_NF.astype(np.float64)
+    return values.mean(axis=0).astype(np.float32), values.std(axis=0).astype(np.float32)
+
+
+def _load_digit_rows() -> TaskData:
     """The digits, 64 columns each; scaled alike, because some pixels are always 0."""
     data = load_digits_data()
     rows = {}
@@ -98,7 +105,7 @@ register_task(
     TaskSpec(
         name="digits_tabular",
         description="Digits as a table of 64 columns, four blocks of width 8",
-        load_data=load_digit_rows,
+        load_data=_load_digit_rows,
         host_factory=_ROWS_HOST,
         topology="mlp",
         slots=_ROWS_HOST.slots,
@@ -118,7 +125,7 @@ _CLUSTERS: Final = register_task(
     TaskSpec(
         name="clusters_tabular",
         description="Table of 10 columns, 10 classes of 4 clusters each, four blocks of width 12",
-        load_data=ClusterTable(),
+        load_data=_ClusterTable(),
         host_factory=_HOST,
         topology="mlp",
         slots=_HOST.slots,

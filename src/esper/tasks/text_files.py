@@ -103,7 +103,7 @@ class TextFiles:
         test_L = test_L[: self.max_test * self.context + 1]
         texts = (blocks[2], blocks[0], blocks[1], test_L[None])
         parts = {
-            name: TaskPart(*sequences(tokens(text, known, self.unit), self.context))
+            name: TaskPart(*sequences(_tokens(text, known, self.unit), self.context))
             for name, text in zip(PARTS, texts, strict=True)
         }
         none = np.zeros(0, dtype=np.float32)
@@ -131,11 +131,11 @@ class TextFiles:
         return np.sort(codes[most])
 
 
-def tokens(text: Codes, known: Codes, unit: Unit) -> npt.NDArray[Any]:
+def _tokens(text: Codes, known: Codes, unit: Unit) -> npt.NDArray[Any]:
     """Return token ids: bytes are kept, characters get 1 + their index in `known`, others 0.
 
     >>> known = np.array([97, 99], dtype=np.uint32)
-    >>> tokens(np.array([97, 98, 99], dtype=np.uint32), known, "characters").tolist()
+    >>> _tokens(np.array([97, 98, 99], dtype=np.uint32), known, "characters").tolist()
     [1, 0, 2]
     """
     if unit == "bytes":

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Ints
+from esper.leyline.arrays import ArrayStruct, Doubles, Ints
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import EngineListener
@@ -63,10 +63,6 @@ class RoundResult:
     accuracy_TE: Doubles
     """On `val_score`; row 0 is the fresh host."""
     score_TE: Doubles
-    stage_TES: Codes
-    """`SeedStage` at each observation."""
-    leaving_TES: Bools
-    """Pruned seeds whose alpha is still falling."""
     contexts: HostContexts
     seconds: float
 
@@ -93,25 +89,19 @@ class RunResult:
 
 
 @dataclass(slots=True)
-class StageRecorder(EngineListener):
-    """Listener that records the seed stages of a round and the time of each step."""
+class StepTimer(EngineListener):
+    """Listener that records the time of each step."""
 
-    stages: list[Codes] = field(default_factory=list)
-    leaving: list[Bools] = field(default_factory=list)
     step_seconds: list[float] = field(default_factory=list)
     """Duration of each step of the run, without the first of each round."""
     _last_end: float | None = None
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        """Clear the stages of the previous round."""
-        self.stages.clear()
-        self.leaving.clear()
+        """The first step includes set-up: it is not timed."""
         self._last_end = None
 
     def on_step(self, record: StepRecord) -> None:
-        """Record the stages and the time since the previous step."""
-        self.stages.append(record.signals.slots.stage_ES)
-        self.leaving.append(record.signals.slots.pruning_ES)
+        """Record the time since the previous step."""
         now = time.monotonic()
         if self._last_end is not None:
             self.step_seconds.append(now - self._last_end)
@@ -119,20 +109,15 @@ class StageRecorder(EngineListener):
 
 
 def run_round(
-    engine: VectorizedEngine,
-    policy: Any,
-    recorder: StageRecorder,
-    listener: EngineListener | None = None,
+    engine: VectorizedEngine, policy: Any, listener: EngineListener | None = None
 ) -> RoundResult:
-    """Run one round; `listener`: defaults to `recorder`, and must include it otherwise."""
-    rollout = engine.run_rollout(policy, listener or recorder)
+    """Run one round."""
+    rollout = engine.run_rollout(policy, listener)
     return RoundResult(
         outcome=rollout.outcome,
         test_E=engine.test(),
         accuracy_TE=engine.episode.score_accuracy_TE.copy(),
         score_TE=engine.episode.score_TE.copy(),
-        stage_TES=np.stack(recorder.stages),
-        leaving_TES=np.stack(recorder.leaving),
         contexts=HostContexts.of(engine),
         seconds=rollout.seconds,
     )
@@ -149,13 +134,13 @@ def charge_for_length(result: RoundResult, length: float, constants: ScoreConsta
 
 
 def make_run_result(
-    engine: VectorizedEngine, rounds: list[RoundResult], recorder: StageRecorder, telemetry: str
+    engine: VectorizedEngine, rounds: list[RoundResult], timer: StepTimer, telemetry: str
 ) -> RunResult:
     """Build the result of a run; `telemetry`: summary of its events."""
     choice = engine.env.model.choice
     assert choice is not None  # set by the first forward pass
-    spent = sum(recorder.step_seconds)
-    rate = engine.env.members * len(recorder.step_seconds) / spent if spent > 0 else float("nan")
+    spent = sum(timer.step_seconds)
+    rate = engine.env.members * len(timer.step_seconds) / spent if spent > 0 else float("nan")
     return RunResult(
         task=engine.spec.name,
         rounds=rounds,

@@ -101,7 +101,7 @@ def grow_shot() -> RunShot:
                             900, Estimate(0.7 + i / 10, 0.6, 0.9), 0.8, True, i == 0, i == 2)
         for i in range(3)
     )  # fmt: skip
-    return RunShot(summary, views.Budget(3, 3, "host runs", 40.0, None), frontier=points)
+    return RunShot(summary, frontier=points)
 
 
 def test_search_shows_frontier_and_pick():
@@ -121,7 +121,7 @@ def test_comparison_draws_intervals_on_one_scale():
                         unknown, unknown, 500.0, 3e3, 1.0, 2.0)
         for name, at in (("ppo", 0.8), ("wait", 0.6))
     )  # fmt: skip
-    shot = RunShot(summary, views.Budget(2, None, "policies", 4.0, None), contenders=policies)
+    shot = RunShot(summary, contenders=policies)
     lines = shown(shot, SMALL).splitlines()
     first, second = (
         [one for one in lines if "├" in one and name in one] for name in ("ppo", "wait")

@@ -75,11 +75,11 @@ def test_the_time_left_is_that_of_the_session_which_runs(compared, tmp_path):
     lock = FolderLock(tmp_path / "run")
     try:
         found = views.run_summary(tmp_path / "run")
-        budget = views.read_budget(tmp_path / "run")
+        budget = views.run_summary(tmp_path / "run")
     finally:
         lock.release()
     assert found.state is RunState.RUNNING
-    assert (budget.spent, budget.total) == (10, 12)
+    assert (budget.done, budget.total) == (10, 12)
     assert budget.seconds_left == pytest.approx(2 * found.seconds, rel=0.1)
 
 

@@ -47,8 +47,8 @@ def test_a_search_tells_its_frontier_and_its_budget(grown):
     assert pick.is_pick
     assert pick.score.value == result.best.record.test_score
     assert [point.params for point in points.values()] == sorted(p.params for p in points.values())
-    budget = views.read_budget(grown)
-    assert (budget.spent, budget.total) == (result.record.runs, result.info.runs)
+    budget = views.run_summary(grown)
+    assert (budget.done, budget.total) == (result.record.runs, result.info.runs)
     curves = views.read_curves(grown)
     assert curves[0].label == str(result.record.pick), "the best network first, by its best run"
     assert curves[0].finished
@@ -74,10 +74,10 @@ def test_a_search_that_time_alone_limits_is_done_by_the_minute(grown, tmp_path):
     document |= {"runs": "Infinity", "budget": {"minutes": 2.0}}
     (tmp_path / "run" / "grow.json").write_text(json.dumps(seal(document)))
     lock = FolderLock(tmp_path / "run")
-    budget = views.read_budget(tmp_path / "run")
+    budget = views.run_summary(tmp_path / "run")
     lock.release()
     assert (budget.total, budget.unit) == (2.0, "minutes")
-    assert budget.spent == pytest.approx(budget.seconds / 60.0)
+    assert budget.done == pytest.approx(budget.seconds / 60.0)
     assert budget.seconds_left == pytest.approx(120.0 - budget.seconds)
 
 

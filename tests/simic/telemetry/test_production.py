@@ -25,7 +25,7 @@ from esper.leyline.telemetry import TelemetryEventType as Kind
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.telemetry import anomaly, emitters, gradients
 from esper.simic.telemetry.anomaly import AnomalyConfig
-from esper.simic.telemetry.inspection import inspect_network
+from esper.simic.telemetry.gradients import inspect_network
 from esper.simic.telemetry.listener import TelemetryListener
 from loop_support import ANYTHING_GOES, same_agents, tiny_config, tiny_trainer, untimed
 

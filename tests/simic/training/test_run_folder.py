@@ -22,7 +22,7 @@ from esper.simic.training.config import PRESETS, TaskConfig, preset
 from esper.simic.training.runs import folder as run_folder
 from esper.simic.training.runs.folder import RunFolder, SessionEnd, read_config, read_info
 from esper.simic.training.runs.interrupts import Interrupted
-from esper.simic.training.runs.listing import newest_run
+from esper.simic.training.runs.policy_file import newest_run
 from esper.storage import provenance
 from esper.storage.folder_lock import FolderLock, is_locked
 from esper.storage.sealed_json import seal

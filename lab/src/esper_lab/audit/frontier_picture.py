@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from esper.leyline.errors import EsperError
-from esper.plotting.labels import LabelStyle, label_points, marker_boxes, shorten_label
-from esper.plotting.style import (
+from esper.plotting.pareto import frontier
+from esper_lab.audit.picks import SEARCH, SHOWN, Pick, Picks
+from esper_lab.figures.labels import LabelStyle, label_points, marker_boxes, shorten_label
+from esper_lab.figures.style import (
     FAINT,
     INK,
-    frontier,
     literal_text,
     marker_style,
     new_figure,
@@ -29,7 +30,6 @@ from esper.plotting.style import (
     style_axes,
     write_png,
 )
-from esper_lab.audit.picks import SEARCH, SHOWN, Pick, Picks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import Final
 
-from esper.plotting.style import COLOURS, FAINT, INK, new_figure, style_axes, write_png
 from esper_lab.audit.picks import SEARCH
 from esper_lab.audit.regrets import KEPT, STOP, Regrets
+from esper_lab.figures.style import COLOURS, FAINT, INK, new_figure, style_axes, write_png
 
 REFERENCE: Final = "table"
 """Contender that the others are compared with."""

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import tyro
 
 from esper.jobs.settings import JobSettings
-from esper.karn.console import moving
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.help import add_topic
 from esper.scripts.cli.output import say
 from esper.simic.agent.config import NO_PREFIX
+from esper_lab.progress.moving import moving
 
 if TYPE_CHECKING:
     from esper.jobs.messages import StepDone

@@ -166,10 +166,10 @@ def find_policies(config: RunBench, files: UserFiles) -> dict[str, PolicyMaker]:
 
 def judge(config: RunBench, makers: Mapping[str, PolicyMaker]) -> None:
     """Play all policies on all records; write files, then print."""
-    from esper.karn.console import moving
     from esper.scripts.cli.report_files import write_before_printing
     from esper.storage.sealed_json import json_bytes
     from esper_lab.audit.leaderboard import leaderboard
+    from esper_lab.progress.moving import moving
 
     with moving("reading records", config.quiet or config.json):
         benches = load_records(config)

@@ -6,9 +6,9 @@ from typing import Final, Self
 
 from rich.console import Console
 
-from esper.karn.engine_progress import EngineProgress
 from esper.leyline.arrays import Floats
 from esper.leyline.records import StepRecord
+from esper_lab.progress.engine import EngineProgress
 
 LINES_EACH: Final = 4
 """Lines per context without a terminal."""

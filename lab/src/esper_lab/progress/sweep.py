@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from esper.karn.engine_progress import EngineProgress
+from esper.karn.compare_progress import ProgressBar
 
 
-class SweepProgress(EngineProgress):
+class SweepProgress(ProgressBar):
     """Shows every round of the trials, which may run at the same time."""
 
     def __init__(self, rounds: int, console: Console | None = None) -> None:

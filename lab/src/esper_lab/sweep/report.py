@@ -19,8 +19,8 @@ from esper.karn.console import console_for_report
 from esper.karn.display import say
 from esper.leyline.codec import to_json
 from esper.leyline.statistics import t_interval
-from esper.plotting.style import COLOURS, FAINT, new_figure, style_axes, write_png
 from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing
+from esper_lab.figures.style import COLOURS, FAINT, new_figure, style_axes, write_png
 from esper_lab.sweep.config import TUNING_SEED, Sweep
 from esper_lab.sweep.space import Range, Space
 from esper_lab.sweep.study import SCORES, SECONDS, finished

@@ -15,8 +15,7 @@ from functools import cache
 from typing import Any, Final, get_type_hints
 
 from esper import leyline
-from esper.karn.query.columns import Column, View, sql_type
-from esper.karn.query.field_docs import class_doc, field_docs
+from esper.karn.query.columns import Column, View, class_doc, field_docs, sql_type
 from esper.karn.views.setup import NO_SETUP, RunSetup
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Codes
@@ -36,7 +35,7 @@ _SHAPE: Final = re.compile(r"(.+)_([A-Z]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class EventColumn:
+class _EventColumn:
     """A column and the SQL that makes it."""
 
     column: Column
@@ -58,10 +57,10 @@ def select_events(kind: TelemetryEventType, source: str, setup: RunSetup | None)
 
 
 @cache
-def _columns(kind: TelemetryEventType) -> tuple[EventColumn, ...]:
+def _columns(kind: TelemetryEventType) -> tuple[_EventColumn, ...]:
     stored = dict(zip((one.name for one in _PLACE), ("event", "wall_time", "round", "step"),
                       strict=True))  # fmt: skip
-    found = [EventColumn(one, f'"{stored[one.name]}"') for one in _PLACE]
+    found = [_EventColumn(one, f'"{stored[one.name]}"') for one in _PLACE]
     payload: Any = kind.payload_class
     hints, docs = get_type_hints(payload), field_docs(payload)
     for one in payload_columns(kind):
@@ -74,11 +73,11 @@ def _columns(kind: TelemetryEventType) -> tuple[EventColumn, ...]:
     return (*found[:4], *_row_column(kind, found[4:]), *found[4:])
 
 
-def _struct_columns(cls: Any, stored: str, type_: Any) -> list[EventColumn]:
+def _struct_columns(cls: Any, stored: str, type_: Any) -> list[_EventColumn]:
     """A record within a payload: its fields are columns."""
     docs = field_docs(cls)
     return [
-        EventColumn(
+        _EventColumn(
             Column(f.name, sql_type(type_.field(f.name).type), docs.get(f.name, "")),
             f'"{stored}"."{f.name}"',
         )
@@ -86,7 +85,7 @@ def _struct_columns(cls: Any, stored: str, type_: Any) -> list[EventColumn]:
     ]
 
 
-def _row_column(kind: TelemetryEventType, others: Sequence[EventColumn]) -> list[EventColumn]:
+def _row_column(kind: TelemetryEventType, others: Sequence[_EventColumn]) -> list[_EventColumn]:
     """What the rows of an event are, where its payload does not tell."""
     taken = {one.column.name for one in others}
     arrays = [one for one in payload_columns(kind) if one.is_array]
@@ -95,8 +94,8 @@ def _row_column(kind: TelemetryEventType, others: Sequence[EventColumn]) -> list
     letter = _split(arrays[0].field)[1][:1]
     if letter in _ROW_ENUMS:
         enum, name = _ROW_ENUMS[letter], _AXES[letter]
-        return [EventColumn(Column(name, "VARCHAR", f"`{enum.__name__}`."), _case('"row"', enum))]
-    return [EventColumn(Column("member", "BIGINT", "Index of the member."), '"row"')]
+        return [_EventColumn(Column(name, "VARCHAR", f"`{enum.__name__}`."), _case('"row"', enum))]
+    return [_EventColumn(Column("member", "BIGINT", "Index of the member."), '"row"')]
 
 
 def _split(field: str) -> tuple[str, str]:
@@ -109,20 +108,20 @@ def _split(field: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else (field, "")
 
 
-def _column(field: str, stored: str, type_: Any, hint: Any, doc: str) -> EventColumn:
+def _column(field: str, stored: str, type_: Any, hint: Any, doc: str) -> _EventColumn:
     base, letters = _split(field)
     name = "_by_".join((base, *(_AXES[letter] for letter in letters[1:])))
     sql, names = f'"{stored}"', _names_of(base)
     if hint == Codes:
-        return EventColumn(Column(name, "VARCHAR", doc), _case(sql, code_enum(doc)))
+        return _EventColumn(Column(name, "VARCHAR", doc), _case(sql, _code_enum(doc)))
     if names and letters:
         nested = len(letters) > 1
         sql = f"[{names}[one + 1] FOR one IN {sql}]" if nested else f"{names}[{sql} + 1]"
-        return EventColumn(Column(name, "VARCHAR[]" if nested else "VARCHAR", doc), sql)
-    return EventColumn(Column(name, sql_type(type_), doc), sql)
+        return _EventColumn(Column(name, "VARCHAR[]" if nested else "VARCHAR", doc), sql)
+    return _EventColumn(Column(name, sql_type(type_), doc), sql)
 
 
-def code_enum(doc: str) -> type[IntEnum]:
+def _code_enum(doc: str) -> type[IntEnum]:
     """The enum that the sentence on a column of codes names."""
     match = re.search(r"`(\w+)`", doc)
     assert match is not None, doc

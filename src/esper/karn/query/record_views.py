@@ -14,15 +14,14 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 from esper.karn import views
-from esper.karn.query.columns import Column, View, sql_type
-from esper.karn.query.field_docs import class_doc, field_docs
+from esper.karn.query.columns import Column, View, class_doc, field_docs, sql_type
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate
 from esper.storage.atomic import printable
 
 
 @dataclass(frozen=True, slots=True)
-class RecordView:
+class _RecordView:
     """A view, the class of its rows, and what reads them."""
 
     name: str
@@ -35,16 +34,16 @@ def _all_seeds(run: Path) -> Sequence[Any]:
 
 
 RECORD_VIEWS: Final = (
-    RecordView("rounds", views.RoundPoint, views.read_rounds),
-    RecordView("seeds", views.SeedLife, _all_seeds),
-    RecordView("members", views.MemberState, views.read_members),
-    RecordView("networks", views.FrontierPoint, views.read_frontier),
-    RecordView("curves", views.NetworkCurve, views.read_curves),
-    RecordView("contenders", views.Contender, views.read_contenders),
+    _RecordView("rounds", views.RoundPoint, views.read_rounds),
+    _RecordView("seeds", views.SeedLife, _all_seeds),
+    _RecordView("members", views.MemberState, views.read_members),
+    _RecordView("networks", views.FrontierPoint, views.read_frontier),
+    _RecordView("curves", views.NetworkCurve, views.read_curves),
+    _RecordView("contenders", views.Contender, views.read_contenders),
 )
 
 
-def record_view(view: RecordView) -> View:
+def record_view(view: _RecordView) -> View:
     """Columns of a view."""
     docs = field_docs(view.row)
     columns = [
@@ -57,7 +56,7 @@ def record_view(view: RecordView) -> View:
 _END: Final = {"low": "Lower end of its interval.", "high": "Upper end of its interval."}
 
 
-def record_table(view: RecordView, run: Path | None) -> pa.Table:
+def record_table(view: _RecordView, run: Path | None) -> pa.Table:
     """The rows of a view of a run; None: no rows."""
     schema = pa.schema([(name, type_) for name, _, _, type_ in _flat(view.row)])
     records = () if run is None else view.read(run)

@@ -6,7 +6,6 @@ import math
 import shlex
 from pathlib import Path
 
-from esper.karn.report.sections import Section
 from esper.karn.views.documents import (
     Entries,
     entries,
@@ -22,8 +21,11 @@ from esper.plotting.durations import duration_text
 from esper.plotting.html import Markup, code, table, tag
 from esper.storage import run_files as f
 
+Section = tuple[str, list[Markup]]
+"""Title and content."""
 
-def cost(run: Path) -> Section:
+
+def _cost(run: Path) -> Section:
     """What the search took, once it has ended."""
     if not (run / f.RESULT).exists():
         return "Cost", []
@@ -41,7 +43,7 @@ def cost(run: Path) -> Section:
     return "Cost", [table("What the search cost", ("what", "value"), rows)]
 
 
-def usage(run: Path) -> Section:
+def _usage(run: Path) -> Section:
     """How to load and export the networks."""
     if not (run / f.RESULT).exists():
         return "Use it", []
@@ -66,12 +68,15 @@ def usage(run: Path) -> Section:
     ]
 
 
-def data(run: Path) -> Section:
+def _data(run: Path) -> Section:
     """What was decided about the data."""
     info = read_entries(run / f.GROW)
     notes = [tag("li", note) for note in texts(info, "notes")]
     said: Markup = tag("ul", *notes) if notes else tag("p", "Used as given.")
     return "Data", [said, tag("p", f"Fingerprint: {text(info, 'fingerprint')}", class_="muted")]
+
+
+GROW_SECTIONS = (_cost, _usage, _data)
 
 
 def settings_rows(run: Path) -> list[tuple[str, str]]:

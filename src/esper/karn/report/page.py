@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report import grow_sections, sections
-from esper.karn.report.sections import Section, number
+from esper.karn.report.grow_sections import settings_rows
+from esper.karn.report.sections import SECTIONS
 from esper.karn.views import RunKind, RunSummary
 from esper.karn.views.damage import reader
 from esper.plotting.durations import duration_text
 from esper.plotting.html import STYLE, Markup, markup, table, tag
+from esper.plotting.numbers import interval, number
 from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
 
@@ -24,26 +25,6 @@ MORE_STYLE: Final = """
 .esper-grow .bar { opacity: .55; stroke-width: 1.5; }
 .esper-grow .life { stroke: var(--muted); stroke-width: .6; }
 """
-SECTIONS: Final[Mapping[RunKind, Sequence[Callable[[Path], Section]]]] = {
-    RunKind.TRAIN: (
-        sections.learning,
-        sections.judged,
-        sections.seeds,
-        sections.best_network,
-        sections.actions,
-        sections.learner,
-        sections.speed,
-    ),
-    RunKind.GROW: (
-        sections.networks,
-        sections.network_curves,
-        grow_sections.cost,
-        grow_sections.usage,
-        grow_sections.data,
-    ),
-    RunKind.COMPARE: (sections.contenders,),
-    RunKind.AUDIT: (sections.contenders, sections.networks, sections.network_curves),
-}
 
 
 def write_page(run: Path, path: Path | None = None) -> Path:
@@ -123,9 +104,9 @@ def _training_verdict(found: RunSummary) -> str:
         return f"{found.policy} on {found.task}: no round is complete yet"
     last = rounds[-1]
     return (
-        f"{found.policy} on {found.task}: score {sections.interval(last.score)} in round "
+        f"{found.policy} on {found.task}: score {interval(last.score)} in round "
         f"{last.round + 1} of {found.total or len(rounds):g}, accuracy "
-        f"{sections.interval(last.accuracy, '.3f')}, {last.added_params:,.0f} parameters added"
+        f"{interval(last.accuracy, '.3f')}, {last.added_params:,.0f} parameters added"
     )
 
 
@@ -135,7 +116,7 @@ def _contender_verdict(found: RunSummary) -> str:
         total = "" if found.total is None else f" of {found.total:g}"
         return f"{found.kind} of {found.task}: {found.done:g}{total} {found.unit} done"
     best = contenders[0]
-    line = f"best score: {best.label}, {sections.interval(best.score)}, n = {best.n}"
+    line = f"best score: {best.label}, {interval(best.score)}, n = {best.n}"
     if best.is_reference or best.difference.low != best.difference.low:
         return line
     sure = best.difference.low > 0
@@ -145,7 +126,7 @@ def _contender_verdict(found: RunSummary) -> str:
 
 def _settings(run: Path, found: RunSummary) -> Markup:
     if found.kind is RunKind.GROW:
-        return table("Settings of the run", ("setting", "value"), grow_sections.settings_rows(run))
+        return table("Settings of the run", ("setting", "value"), settings_rows(run))
     rows = [
         ("kind", found.kind.value),
         ("task", found.task),

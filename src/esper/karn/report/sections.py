@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from esper.karn import views
+from esper.karn.report.grow_sections import GROW_SECTIONS, Section
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.documents import objects, read_entries, real, texts
@@ -15,23 +16,11 @@ from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import Markup, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
+from esper.plotting.numbers import interval, number
 from esper.storage import run_files as f
 
 MAX_ROWS: Final = 400
 """Rows of a table; a longer one is thinned out, so that the page stays small."""
-Section = tuple[str, list[Markup]]
-
-
-def number(value: float | None, form: str = ".4f") -> str:
-    """A number for a table; a dash if it is not known."""
-    return "-" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def interval(found: Estimate, form: str = ".4f") -> str:
-    """An estimate for a table."""
-    if not math.isfinite(found.low):
-        return number(found.value, form)
-    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
 
 
 def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
@@ -43,7 +32,7 @@ def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str
     return kept, f" ({len(kept)} of {len(rows):,} rows; esper query has all)"
 
 
-def as_table(
+def _as_table(
     title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], figures: Sequence[int] = ()
 ) -> Markup:
     """A table that is shown on demand."""
@@ -53,7 +42,7 @@ def as_table(
     )
 
 
-def picture(drawn: Markup, caption: str) -> Markup:
+def _picture(drawn: Markup, caption: str) -> Markup:
     """A plot with its caption."""
     return tag("figure", drawn, tag("figcaption", caption))
 
@@ -61,7 +50,7 @@ def picture(drawn: Markup, caption: str) -> Markup:
 # ---- training ----------------------------------------------------------------------------------
 
 
-def learning(run: Path) -> Section:
+def _learning(run: Path) -> Section:
     """Scores by round."""
     rounds = views.read_rounds(run)
     scores = Series("score", tuple((p.round + 1.0, p.score) for p in rounds))
@@ -76,15 +65,15 @@ def learning(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"
     return "Learning curve", [
-        picture(
+        _picture(
             line_plot([scores, accuracy], "round", "score, accuracy", label),
             "Means over the members of a round; bands are 95 % intervals.",
         ),
-        as_table("Rounds", head, rows),
+        _as_table("Rounds", head, rows),
     ]
 
 
-def seeds(run: Path) -> Section:
+def _seeds(run: Path) -> Section:
     """Life lines of the newest round."""
     lives, setup = views.read_seeds(run), views.read_setup(run)
     steps, measured = views.read_steps(run), views.read_contributions(run)
@@ -107,14 +96,14 @@ def seeds(run: Path) -> Section:
         for one in measured
     ]  # fmt: skip
     return "Life lines of seeds", [
-        picture(drawn, caption),
-        as_table("Seeds", head, rows, (0, 4, 5)),
-        as_table("Contributions", ("step", "member", "slot", "seed", "contribution",
+        _picture(drawn, caption),
+        _as_table("Seeds", head, rows, (0, 4, 5)),
+        _as_table("Contributions", ("step", "member", "slot", "seed", "contribution",
                                    "standard error", "Shapley value"), measures, (0, 1, 4, 5, 6)),
     ]  # fmt: skip
 
 
-def actions(run: Path) -> Section:
+def _actions(run: Path) -> Section:
     """What the controller did."""
     rounds = views.read_actions(run)
     used = [op for op in _ops(rounds) if any(_share(one, op) > 0 for one in rounds)]
@@ -138,11 +127,11 @@ def actions(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Share of decisions by operation over {len(rounds)} rounds; the table has the values"
     return "What the controller did", [
-        picture(line_plot(series, "round", "share of decisions", label),
+        _picture(line_plot(series, "round", "share of decisions", label),
                 "The operations that were chosen most."),
-        as_table("Operations", ("round", "operation", "chosen", "executed", "legal",
+        _as_table("Operations", ("round", "operation", "chosen", "executed", "legal",
                                 "mean probability"), rows, (0, 2, 3, 4, 5)),
-        as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
+        _as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
                                         "reward each"), slots, (0, 2, 3, 4, 5)),
     ]  # fmt: skip
 
@@ -160,7 +149,7 @@ def _exact(value: float) -> Estimate:
     return Estimate(value, math.nan, math.nan)
 
 
-def learner(run: Path) -> Section:
+def _learner(run: Path) -> Section:
     """Health of PPO."""
     points = views.read_ppo(run)
     if not points:
@@ -177,10 +166,18 @@ def learner(run: Path) -> Section:
          "Share of the variance of returns that the value estimate explains; 1 is all of it."),
     ]  # fmt: skip
     drawn = [
-        picture(line_plot([line(name, title)], "round", title, f"{title} of {len(points)} updates; "
-                          f"the table below has the values", 220.0), caption)
+        _picture(
+            line_plot(
+                [line(name, title)],
+                "round",
+                title,
+                f"{title} of {len(points)} updates; the table below has the values",
+                220.0,
+            ),
+            caption,
+        )
         for name, title, caption in plots
-    ]  # fmt: skip
+    ]
     head = ("round", "policy loss", "value loss", "entropy", "KL", "clipped", "explained variance",
             "gradient norm", "learning rate")  # fmt: skip
     rows = [
@@ -191,14 +188,14 @@ def learner(run: Path) -> Section:
     ]  # fmt: skip
     found = [(str(a.round + 1), a.kind.lower(), a.detail) for a in views.read_anomalies(run)]
     odd = (
-        as_table("Anomalies", ("round", "kind", "what"), found, (0,))
+        _as_table("Anomalies", ("round", "kind", "what"), found, (0,))
         if found
         else tag("p", "No anomaly was found.")
     )
-    return "Learner", [*drawn, as_table("Updates", head, rows), odd]
+    return "Learner", [*drawn, _as_table("Updates", head, rows), odd]
 
 
-def speed(run: Path) -> Section:
+def _speed(run: Path) -> Section:
     """Throughput and phases."""
     points = views.read_throughput(run)
     series = Series("", tuple((p.round + 1.0, _exact(p.member_steps_per_second)) for p in points))
@@ -215,13 +212,13 @@ def speed(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Member-steps a second of {len(points)} rounds; the table below has the values"
     return "Throughput", [
-        picture(line_plot([series], "round", "member-steps/s", label, 220.0),
+        _picture(line_plot([series], "round", "member-steps/s", label, 220.0),
                 "Steps of members a second, set-up left out."),
-        as_table("Speed", head, rows, range(9)),
+        _as_table("Speed", head, rows, range(9)),
     ]  # fmt: skip
 
 
-def best_network(run: Path) -> Section:
+def _best_network(run: Path) -> Section:
     """The best member that was kept, before and after."""
     setup, path = views.read_setup(run), run / f.MEMBERS / f.MEMBER_LIST
     kept = objects(read_entries(path), "members") if path.exists() else []
@@ -242,7 +239,7 @@ def best_network(run: Path) -> Section:
         f"parameters."
     )
     return "Best network", [
-        picture(drawn, caption),
+        _picture(drawn, caption),
         table("Slots in order", ("slot", "the host", "the best member"), rows),
     ]
 
@@ -250,7 +247,7 @@ def best_network(run: Path) -> Section:
 # ---- compare, audit, grow ----------------------------------------------------------------------
 
 
-def judged(run: Path) -> Section:
+def _judged(run: Path) -> Section:
     """The learner beside others on fresh hosts; nothing for policies that do not learn."""
     found = views.read_contenders(run)
     title = "Judged on fresh hosts"
@@ -260,7 +257,7 @@ def judged(run: Path) -> Section:
     return title, [tag("p", "The controller is judged when training ends.")] if learns else []
 
 
-def contenders(run: Path) -> Section:
+def _contenders(run: Path) -> Section:
     """Policies with intervals, by score and size."""
     found = views.read_contenders(run)
     return "Contenders", _contender_parts(found) or [tag("p", "None was judged yet.")]
@@ -296,28 +293,28 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
         f"one beats. Differences are to {reference}. Compute: training runs of the bare host."
     )
     return [
-        picture(frontier_plot(dots, "score", named=True), note),
+        _picture(frontier_plot(dots, "score", named=True), note),
         table("Contenders, best first", head, rows, range(1, 7)),
     ]
 
 
-def networks(run: Path) -> Section:
+def _networks(run: Path) -> Section:
     """Frontier of networks or topologies."""
     found = views.read_frontier(run)
     host = "your model" if views.kind_of(run) is views.RunKind.GROW else "the bare host"
     words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others",
              "others": "others, validation score"}  # fmt: skip
-    dots = [Dot(_seeds(one), one.params, _shown_score(one), _kind(one)) for one in found]
+    dots = [Dot(_seed_names(one), one.params, _shown_score(one), _kind(one)) for one in found]
     head = ("network", "test (interval)", "validation", "parameters", "MACs", "seeds")
     rows = [
         (one.label, interval(one.score), number(one.val_score), f"{one.params:,}",
-         f"{one.macs:,}", _seeds(one))
+         f"{one.macs:,}", _seed_names(one))
         for one in found
     ]  # fmt: skip
     return "Frontier", [
-        picture(frontier_plot(dots, "test score", words=words),
+        _picture(frontier_plot(dots, "test score", words=words),
                 "Test score against size; the line joins those that no smaller one beats."),
-        as_table("Networks", head, rows, range(1, 5)),
+        _as_table("Networks", head, rows, range(1, 5)),
     ]  # fmt: skip
 
 
@@ -336,13 +333,13 @@ def _kind(one: views.FrontierPoint) -> str:
     return "front" if one.on_frontier else "static"
 
 
-def _seeds(one: views.FrontierPoint) -> str:
+def _seed_names(one: views.FrontierPoint) -> str:
     held = [name for name in one.topology if name]
     parts = ([f"{one.variant} as wide"] if one.variant else []) + held
     return ", ".join(parts) or ("your model" if one.origin == "given" else "the bare host")
 
 
-def network_curves(run: Path) -> Section:
+def _network_curves(run: Path) -> Section:
     """Scores of networks by length of training."""
     every = views.read_curves(run)
     shown = sorted(every[:4], key=lambda one: one.params)
@@ -358,8 +355,29 @@ def network_curves(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Scores of {len(shown)} networks by length; the table below has the values"
     return "Score by length", [
-        picture(line_plot(series, "length of training, 1: in full", "score", label),
+        _picture(line_plot(series, "length of training, 1: in full", "score", label),
                 "The best four of all networks, named by their parameters."),
-        as_table("Networks and their last scores by length",
+        _as_table("Networks and their last scores by length",
                  ("network", "parameters", "seeds", "scores"), rows, (1,)),
     ]  # fmt: skip
+
+
+SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
+    views.RunKind.TRAIN: (
+        _learning,
+        _judged,
+        _seeds,
+        _best_network,
+        _actions,
+        _learner,
+        _speed,
+    ),
+    views.RunKind.GROW: (
+        _networks,
+        _network_curves,
+        *GROW_SECTIONS,
+    ),
+    views.RunKind.COMPARE: (_contenders,),
+    views.RunKind.AUDIT: (_contenders, _networks, _network_curves),
+}
+"""Sections of each kind of run, in order."""

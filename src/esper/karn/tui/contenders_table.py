@@ -9,12 +9,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.tui.chart import Axis
-from esper.karn.tui.formats import count, figure, interval, known
+from esper.karn.tui.formats import count, figure, known
 from esper.karn.tui.learning_curve import INTERVAL_STYLE, MEAN_STYLE
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import Contender, RunKind, RunState, RunSummary
 from esper.leyline.statistics import Estimate
+from esper.plotting.numbers import interval
 
 _FIGURES_WIDTH = 70
 """Columns of everything but the drawn interval."""
@@ -53,7 +54,9 @@ class ContendersTable(Panel):
 
 def _best(found: Sequence[Contender]) -> list[RenderableType]:
     best = found[0]
-    said = f"best: {best.label}, score {interval(best.score)}, n = {best.n}; intervals are 95 %"
+    said = (
+        f"best: {best.label}, score {interval(best.score, '.3f')}, n = {best.n}; intervals are 95 %"
+    )
     return [Text(said, style="dim")]
 
 

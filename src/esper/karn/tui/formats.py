@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn.views import RunKind, RunState, RunSummary
-from esper.leyline.statistics import Estimate
 from esper.plotting.durations import format_duration
+from esper.plotting.numbers import number
 
 STATE_NAMES: Final = {
     RunState.RUNNING: "▶ running",
@@ -61,14 +61,8 @@ def known(value: float | None) -> bool:
 
 
 def figure(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """A figure with decimals, or a dash.
-
-    >>> figure(0.51234), figure(float("nan")), figure(0.02, sign=True)
-    ('0.512', '-', '+0.020')
-    """
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:{'+' if sign else ''}.{digits}f}"
+    """A figure with decimals, or a dash."""
+    return number(value, f"{'+' if sign else ''}.{digits}f")
 
 
 def count(value: float | None) -> str:
@@ -91,17 +85,6 @@ def amount(value: float) -> str:
     if not math.isfinite(value):
         return UNKNOWN
     return f"{value:.0f}" if value == int(value) else f"{value:.2f}"
-
-
-def interval(estimate: Estimate) -> str:
-    """A mean with its interval.
-
-    >>> interval(Estimate(0.5, 0.4, 0.6)), interval(Estimate(0.5, float("nan"), float("nan")))
-    ('0.500 (0.400 to 0.600)', '0.500')
-    """
-    if not known(estimate.low) or not known(estimate.high):
-        return figure(estimate.value)
-    return f"{figure(estimate.value)} ({figure(estimate.low)} to {figure(estimate.high)})"
 
 
 def duration(seconds: float | None) -> str:

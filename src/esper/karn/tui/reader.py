@@ -31,7 +31,6 @@ class RunShot:
     """A run at one moment; parts that its kind does not have are empty."""
 
     summary: views.RunSummary
-    budget: views.Budget
     setup: views.RunSetup | None = None
     rounds: tuple[views.RoundPoint, ...] = ()
     members: tuple[views.MemberState, ...] = ()
@@ -80,7 +79,7 @@ class RunReader:
             return None
         self._events.extend(update.events)
         shot = replace(
-            before or RunShot(update.summary, views.read_budget(self.run)),
+            before or RunShot(update.summary),
             summary=update.summary,
             events=tuple(self._events),
             problem="",
@@ -108,9 +107,8 @@ class RunReader:
     def _parts(self, shot: RunShot) -> Mapping[str, Callable[[], object]]:
         """What to read, by field."""
         run, kind = self.run, shot.summary.kind
-        every: dict[str, Callable[[], object]] = {"budget": lambda: views.read_budget(run)}
         if kind is views.RunKind.TRAIN:
-            return every | {
+            return {
                 "setup": lambda: views.read_setup(run),
                 "members": lambda: views.read_members(run),
                 "seeds": lambda: views.read_seeds(run),
@@ -121,7 +119,7 @@ class RunReader:
                     shot.speeds, views.read_throughput(run, _last(shot.speeds))
                 ),
             }
-        return every | {
+        return {
             "frontier": lambda: views.read_frontier(run),
             "curves": lambda: views.read_curves(run),
             "contenders": lambda: views.read_contenders(run),

@@ -37,12 +37,11 @@ def _shortened(value: str, width: int) -> Text:
 
 
 def _budget(shot: RunShot) -> list[tuple[str, str]]:
-    budget, run = shot.budget, shot.summary
-    spent = amount(budget.spent)
-    of = f" of {amount(budget.total)}" if budget.total else ""
-    rows = [("done", f"{spent}{of} {budget.unit}"), ("time", duration(budget.seconds))]
-    if budget.seconds_left is not None:
-        rows.append(("time left", duration(budget.seconds_left)))
+    run = shot.summary
+    of = f" of {amount(run.total)}" if run.total else ""
+    rows = [("done", f"{amount(run.done)}{of} {run.unit}"), ("time", duration(run.seconds))]
+    if run.seconds_left is not None:
+        rows.append(("time left", duration(run.seconds_left)))
     if run.score is not None:
         rows.append(("score", figure(run.score, 4)))
     if run.best_score is not None:

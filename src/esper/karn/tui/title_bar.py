@@ -31,7 +31,7 @@ def _name(shot: RunShot, width: int) -> Text:
 
 
 def _progress(shot: RunShot, width: int) -> Text:
-    run, budget = shot.summary, shot.budget
+    run = shot.summary
     line = Text(no_wrap=True, overflow="ellipsis")
     if run.progress is not None:
         bar = _BAR if width >= 100 else _SHORT_BAR
@@ -40,8 +40,8 @@ def _progress(shot: RunShot, width: int) -> Text:
         line.append(" ")
     of = f"/{amount(run.total)}" if run.total else ""
     parts = [f"{amount(run.done)}{of} {run.unit}", duration(run.seconds)]
-    if budget.seconds_left is not None:
-        parts.append(f"{duration(budget.seconds_left)} left")
+    if run.seconds_left is not None:
+        parts.append(f"{duration(run.seconds_left)} left")
     if run.score is not None:
         parts.append(f"score {figure(run.score)}")
     if run.best_score is not None:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from esper.karn.views.actions import RoundActions as RoundActions
     from esper.karn.views.actions import SlotCount as SlotCount
     from esper.karn.views.actions import read_actions as read_actions
-    from esper.karn.views.budget import Budget as Budget
-    from esper.karn.views.budget import read_budget as read_budget
     from esper.karn.views.contenders import Contender as Contender
     from esper.karn.views.contenders import read_contenders as read_contenders
     from esper.karn.views.contributions import Contribution as Contribution

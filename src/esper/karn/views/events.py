@@ -130,10 +130,10 @@ def _after_last_line(path: Path) -> int:
 
 def _event(line: bytes, where: str) -> EventLine:
     found = parse_line(line, where)
-    return event_line(checked(found, where) if _SPECIAL.search(line) else found)
+    return _event_line(checked(found, where) if _SPECIAL.search(line) else found)
 
 
-def event_line(found: Entries) -> EventLine:
+def _event_line(found: Entries) -> EventLine:
     """An event from its JSON."""
     return EventLine(
         type=text(found, "type"),

@@ -18,7 +18,7 @@ from esper.karn.views.documents import Entries, entries, objects, read_entries, 
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, student_estimate
-from esper.plotting.style import frontier
+from esper.plotting.pareto import frontier
 from esper.storage import run_files as f
 
 

@@ -60,7 +60,7 @@ def read_seeds(
         first_round = last_round = newest_seed_round(tables)
         if last_round < 0:
             return ()
-    return seeds_of(tables, Rounds(first_round, last_round))
+    return _seeds_of(tables, Rounds(first_round, last_round))
 
 
 def newest_seed_round(tables: EventTables) -> int:
@@ -70,7 +70,7 @@ def newest_seed_round(tables: EventTables) -> int:
     )
 
 
-def seeds_of(tables: EventTables, rounds: Rounds) -> tuple[SeedLife, ...]:
+def _seeds_of(tables: EventTables, rounds: Rounds) -> tuple[SeedLife, ...]:
     """Seeds of some rounds."""
     setup = setup_of(tables) or NO_SETUP
     lives: dict[_Slot, list[_Life]] = {}

@@ -93,6 +93,13 @@ class RunSummary:
         """0..1; None if the total is not known."""
         return min(1.0, max(0.0, self.done / self.total)) if self.total else None
 
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at this pace; None: not known, or it does not run."""
+        if self.pace is None or not self.total or self.done >= self.total:
+            return None
+        return self.pace * (self.total - self.done)
+
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
     """All runs in a folder, oldest first; folders that hold no run are left out."""

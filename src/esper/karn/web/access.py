@@ -76,7 +76,7 @@ class Access:
 
 def access_for(host: str, token_file: Path | None, names: tuple[str, ...] = ()) -> Access:
     """Rules for a server at an address: open on this machine alone, else with a token."""
-    alone = is_loopback(host)
+    alone = _is_loopback(host)
     token = read_token(token_file) if token_file else None if alone else secrets.token_urlsafe(32)
     known = {"localhost", host, *names}
     if not alone:
@@ -84,7 +84,7 @@ def access_for(host: str, token_file: Path | None, names: tuple[str, ...] = ()) 
     return Access(token, frozenset(name.lower().rstrip(".") for name in known), not alone)
 
 
-def is_loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     """Whether only processes of this machine reach an address."""
     if host.lower() == "localhost":
         return True

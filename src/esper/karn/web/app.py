@@ -65,27 +65,29 @@ def _add_records(app: FastAPI, folder: RunsFolder) -> None:
 
     @app.get("/api/runs")
     def run_list() -> Response:
-        return as_json({"folder": str(folder.root), "runs": runs.read()})
+        return _as_json({"folder": str(folder.root), "runs": runs.read()})
 
     @app.get("/api/stages")
     def stages() -> Response:
-        return as_json(stage_look())
+        return _as_json(stage_look())
 
     @app.get("/api/runs/{run_id}")
     def run_record(run_id: str) -> Response:
-        return as_json(RunFeed(folder.path_of(run_id)).first())
+        return _as_json(RunFeed(folder.path_of(run_id)).first())
 
     @app.get("/api/runs/{run_id}/seeds")
     def life_lines(run_id: str, round: str = "", member: str = "") -> Response:
         at = None if round == "" else _count("round", round)
-        return as_json(read_life_lines(folder.path_of(run_id), at, _count("member", member or "0")))
+        return _as_json(
+            read_life_lines(folder.path_of(run_id), at, _count("member", member or "0"))
+        )
 
     @app.websocket("/api/runs/{run_id}/live")
     async def live(socket: WebSocket, run_id: str) -> None:
         await sockets.follow(socket, lambda: RunFeed(folder.path_of(run_id)))
 
 
-def as_json(value: object) -> Response:
+def _as_json(value: object) -> Response:
     """Strict JSON in ASCII: names of folders need not be Unicode."""
     return Response(json.dumps(value, allow_nan=False), media_type="application/json")
 
@@ -104,6 +106,6 @@ def _count(name: str, text: str) -> int:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    answer = as_json({"error": str(error)})
+    answer = _as_json({"error": str(error)})
     answer.status_code = 404 if isinstance(error, NotServedError) else 400
     return answer

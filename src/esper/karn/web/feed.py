@@ -1,6 +1,6 @@
 """`RunFeed`: what the page of a run shows. First all of it, then what is new.
 
-A message is one JSON object. `run` and `budget` are in every one. Series (`rounds`, `learner`, ...)
+A message is one JSON object. `run` is in every one. Series (`rounds`, `learner`, ...)
 hold points by round that replace those from their first round on; `frontier`, `curves` and
 `contenders` replace what was there; `events` are added. A part that cannot be read is named in
 `problems` with the reason, and the others are there all the same.
@@ -9,7 +9,7 @@ hold points by round that replace those from their first round on; `frontier`, `
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -20,9 +20,9 @@ from esper.karn.views.follow import RunCursor, RunUpdate
 from esper.karn.views.kinds import RunKind
 from esper.karn.views.plain import to_plain
 from esper.karn.views.rounds import RoundPoint
-from esper.karn.web.event_text import payload_text
 from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
+from esper.leyline.errors import shorten
 from esper.storage import run_files as f
 
 MAX_POINTS: Final = 2000
@@ -33,6 +33,8 @@ MAX_CURVES: Final = 60
 """Curves of networks in a message, those with the highest scores."""
 MAX_EVENTS: Final = 100
 """Events in a message, the newest."""
+MAX_TEXT_CHARS: Final = 240
+_MAX_VALUE_CHARS: Final = 80
 
 Point = TypeVar("Point")
 Series = Callable[[Path, int], Sequence[Any]]
@@ -62,7 +64,7 @@ class RunFeed:
             message = self._message(self._cursor.poll())
             if self._cursor.kind is RunKind.TRAIN:
                 events = self._read("events", lambda: views.last_events(self._run, MAX_EVENTS))
-                message["events"] = [event_entry(event) for event in events]
+                message["events"] = [_event_entry(event) for event in events]
             return message
 
     def next(self) -> dict[str, Json] | None:
@@ -73,10 +75,7 @@ class RunFeed:
 
     def _message(self, update: RunUpdate) -> dict[str, Json]:
         self._problems = {}
-        message: dict[str, Json] = {
-            "run": run_entry(update.summary),
-            "budget": to_plain(views.read_budget(self._run)),
-        }
+        message: dict[str, Json] = {"run": run_entry(update.summary)}
         if self._cursor.kind is RunKind.TRAIN:
             message |= self._training(update)
         else:
@@ -88,7 +87,7 @@ class RunFeed:
             self._newest = dict.fromkeys(self._newest, update.rounds[0].round - 1)
         found: dict[str, Json] = {
             "setup": to_plain(self._read("setup", lambda: [views.read_setup(self._run)])[:1]),
-            "events": [event_entry(event) for event in update.events[-MAX_EVENTS:]],
+            "events": [_event_entry(event) for event in update.events[-MAX_EVENTS:]],
         }
         for name, reader in _SERIES.items():
             found[name] = self._points(name, self._read_after(name, reader))
@@ -146,15 +145,37 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     return [points[round(i * last / (most - 1))] for i in range(most)]
 
 
-def event_entry(event: EventLine) -> Json:
+def _event_entry(event: EventLine) -> Json:
     """An event as JSON, its payload as one short line."""
     return {
         "type": event.type,
         "round": event.round,
         "step": event.step,
         "time": to_plain(event.time),
-        "text": payload_text(event.payload),
+        "text": _payload_text(event.payload),
     }
+
+
+def _payload_text(payload: Mapping[str, Json]) -> str:
+    """Fields with one value; of lists their lengths, of objects their number of fields.
+
+    >>> _payload_text({"score": 0.123456789, "member_E": [0, 1], "head": None})
+    'score 0.1235, member_E 2 values'
+    """
+    parts = [f"{name} {_text(value)}" for name, value in payload.items() if value is not None]
+    return shorten(", ".join(parts), MAX_TEXT_CHARS)
+
+
+def _text(value: Json) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return f"{len(value)} values"
+    if isinstance(value, dict):
+        return f"{len(value)} fields"
+    return shorten(" ".join(str(value).split()), _MAX_VALUE_CHARS)
 
 
 def _repeats(rounds: Sequence[RoundPoint], newest: int) -> bool:

@@ -81,6 +81,7 @@ def run_entry(run: RunSummary) -> Json:
         "path": str(run.path),
         "id": id_of(run.path.name),
         "progress": run.progress,
+        "seconds_left": run.seconds_left,
         "report": (run.path / REPORT_PAGE).is_file(),
     }
 

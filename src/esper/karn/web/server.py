@@ -40,7 +40,7 @@ def serve(settings: ServeSettings, say: Callable[[str], None]) -> None:
     folder = RunsFolder(settings.runs)
     access = access_for(settings.host, settings.token_file, settings.names)
     with bound_socket(settings.host, settings.port) as listening:
-        for line in greeting(settings, access, listening.getsockname()[1]):
+        for line in _greeting(settings, access, listening.getsockname()[1]):
             say(line)
         asyncio.run(make_server(folder, access).serve(sockets=[listening]))
 
@@ -88,7 +88,7 @@ def _bind_problem(host: str, port: int, error: OSError) -> str:
     return f"cannot listen on {host} port {port}: {error.strerror}; set --host and --port"
 
 
-def greeting(settings: ServeSettings, access: Access, port: int) -> list[str]:
+def _greeting(settings: ServeSettings, access: Access, port: int) -> list[str]:
     """Lines that say where to look; the only place that shows the token."""
     host = _WILDCARDS.get(settings.host, settings.host)
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host

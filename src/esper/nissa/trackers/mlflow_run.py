@@ -26,7 +26,7 @@ _STATUS: Final = {
 }
 
 
-class MlflowRun:
+class _MlflowRun:
     """One MLflow run; a resumed run continues under the same id."""
 
     def __init__(self, run: TrackedRun, before: TrackerState) -> None:
@@ -75,4 +75,4 @@ class MlflowRun:
         self._client.set_terminated(self.state.run_id, _STATUS[status])
 
 
-open_tracker = MlflowRun
+open_tracker = _MlflowRun

@@ -14,7 +14,7 @@ TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class _Library:
     """What a tracker is made of; the extra that installs it has the tracker's name."""
 
     modules: tuple[str, ...]
@@ -23,12 +23,12 @@ class Library:
     """Module of ours that has the tracker, as `open_tracker`."""
 
 
-LIBRARIES: Final[Mapping[TrackerName, Library]] = MappingProxyType(
+LIBRARIES: Final[Mapping[TrackerName, _Library]] = MappingProxyType(
     {
-        "tensorboard": Library(("tensorboard",), "esper.nissa.trackers.tensorboard_files"),
-        "wandb": Library(("wandb",), "esper.nissa.trackers.wandb_run"),
+        "tensorboard": _Library(("tensorboard",), "esper.nissa.trackers.tensorboard_files"),
+        "wandb": _Library(("wandb",), "esper.nissa.trackers.wandb_run"),
         # MLflow keeps local runs in a SQLite database, and brings what that needs only as extra.
-        "mlflow": Library(("mlflow", "sqlalchemy", "alembic"), "esper.nissa.trackers.mlflow_run"),
+        "mlflow": _Library(("mlflow", "sqlalchemy", "alembic"), "esper.nissa.trackers.mlflow_run"),
     }
 )
 """All trackers."""

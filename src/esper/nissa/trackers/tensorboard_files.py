@@ -16,7 +16,7 @@ from esper.nissa.trackers.protocol import TrackedRun, TrackerState
 FOLDER: Final = "tensorboard"
 
 
-class TensorBoardFiles:
+class _TensorBoardFiles:
     """Writes event files."""
 
     def __init__(self, run: TrackedRun, before: TrackerState) -> None:
@@ -47,4 +47,4 @@ class TensorBoardFiles:
         self._files.add_event(self._event(wall_time=time.time(), **content))
 
 
-open_tracker = TensorBoardFiles
+open_tracker = _TensorBoardFiles

@@ -13,7 +13,7 @@ from esper.nissa.trackers.protocol import TrackedRun, TrackerState
 PROJECT: Final = "esper"
 
 
-class WandbRun:
+class _WandbRun:
     """One W&B run; a resumed run continues under the same id."""
 
     def __init__(self, run: TrackedRun, before: TrackerState) -> None:
@@ -51,4 +51,4 @@ class WandbRun:
         self._run.finish(exit_code=0 if status is RunStatus.COMPLETED else 1)
 
 
-open_tracker = WandbRun
+open_tracker = _WandbRun

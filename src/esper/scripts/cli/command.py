@@ -133,12 +133,12 @@ def read_command_line(
     short = [shorten(argument) for argument in argv]
     if short != list(argv):
         read_command_line(config, short, default, prog)  # raises the same error, shorter
-    message = one_line(complaint.getvalue())
+    message = _one_line(complaint.getvalue())
     unknown = unknown_flag(message, lambda: read_help(lambda: parse(["--help"])).flags())
     raise EsperError(f"{unknown or message + ':'} --help lists the flags")
 
 
-def one_line(boxed: str) -> str:
+def _one_line(boxed: str) -> str:
     """Extract the message from tyro's error box, as one line.
 
     The box holds title, message and more, separated by rules; in ASCII the title is a paragraph.

@@ -45,23 +45,23 @@ OTHER_NAMES: Final = {
 
 
 @REGISTRY.primitive_rule
-def schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule] | None:
+def _schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule] | None:
     """Parse a schedule from one number, or START END UPDATES; UPDATES may be `run`."""
     if info.type is not Schedule:
         return None
     return PrimitiveConstructorSpec(
         nargs=(1, 3),
         metavar="START [END UPDATES|run]",
-        instance_from_str=read_schedule,
+        instance_from_str=_read_schedule,
         is_instance=lambda value: isinstance(value, Schedule),
-        str_from_instance=schedule_arguments,
+        str_from_instance=_schedule_arguments,
     )
 
 
-def read_schedule(arguments: Sequence[str]) -> Schedule:
+def _read_schedule(arguments: Sequence[str]) -> Schedule:
     """Parse one or three arguments.
 
-    >>> read_schedule(["2e-3", "5e-4", "50"])
+    >>> _read_schedule(["2e-3", "5e-4", "50"])
     Schedule(start=0.002, end=0.0005, steps=50)
     """
     if len(arguments) == 1:
@@ -80,15 +80,15 @@ def _read_steps(text: str) -> int | Literal["run"]:
         raise ValueError(f"{text}: UPDATES must be a whole number or {WHOLE_RUN}") from None
 
 
-def schedule_arguments(schedule: Schedule) -> list[str]:
-    """Format for `read_schedule`."""
+def _schedule_arguments(schedule: Schedule) -> list[str]:
+    """Format for `_read_schedule`."""
     if not schedule.steps:
         return [str(schedule.start)]
     return [str(schedule.start), str(schedule.end), str(schedule.steps)]
 
 
 @REGISTRY.primitive_rule
-def context_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[ContextSpec | None] | None:
+def _context_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[ContextSpec | None] | None:
     """Parse contexts from a name, a JSON file or JSON text; None: the task's."""
     if info.type != (ContextSpec | None):
         return None

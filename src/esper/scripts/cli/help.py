@@ -48,7 +48,7 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
         "op-prior",
     ),
     "reward": (),
-    "heuristic": ("charge",),
+    "heuristic": (),
     "records": (
         "out", "runs", "run-name", "folder", "name", "checkpoint-every", "keep", "keep-members",
         "telemetry", "telemetry-dir", "quiet", "track",
@@ -81,7 +81,7 @@ def add_topic(topic: str, settings: tuple[str, ...], usual: Iterable[str] = ()) 
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class _Setting:
     """A flag or a positional argument."""
 
     form: str
@@ -116,7 +116,7 @@ class Help:
     usage: str
     intro: tuple[str, ...]
     """Paragraphs."""
-    settings: tuple[Setting, ...]
+    settings: tuple[_Setting, ...]
 
     def flags(self) -> list[str]:
         """Names of all flags."""
@@ -127,11 +127,11 @@ class Help:
         """Topics of the flags, in order."""
         return list(self.by_topic())
 
-    def by_topic(self) -> dict[str, list[Setting]]:
+    def by_topic(self) -> dict[str, list[_Setting]]:
         """Settings of each topic, in its order; topics of one or two settings are left to `run`."""
         flags = [setting for setting in self.settings if setting.name]
         counts = Counter(setting.topic for setting in flags)
-        found: dict[str, list[Setting]] = {topic: [] for topic in TOPICS}
+        found: dict[str, list[_Setting]] = {topic: [] for topic in TOPICS}
         for setting in flags:
             found[setting.topic if counts[setting.topic] >= WORTH_A_TOPIC else RUN].append(setting)
         for topic, names in TOPICS.items():
@@ -182,7 +182,7 @@ def _plain() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _settings(boxes: str) -> list[Setting]:
+def _settings(boxes: str) -> list[_Setting]:
     """Entries of tyro's boxes: a form, and on the same line or indented below it a sentence."""
     entries: list[list[str]] = []
     positional = boxes.startswith("─ positional")
@@ -201,10 +201,10 @@ def _settings(boxes: str) -> list[Setting]:
     return [_setting(form, says.strip()) for form, says in entries if not form.startswith("-h")]
 
 
-def _setting(form: str, says: str) -> Setting:
+def _setting(form: str, says: str) -> _Setting:
     default = re.search(r"\(default: (.*)\)$", says)
     sentence = says[: default.start()].strip() if default else says.removesuffix(" (required)")
-    return Setting(form, sentence, default[1] if default else "")
+    return _Setting(form, sentence, default[1] if default else "")
 
 
 # ---- as text ------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def _topic_lines(shown: Help, topic: str, width: int, short: bool) -> list[str]:
     return lines
 
 
-def _lines(setting: Setting, width: int, short: bool) -> list[str]:
+def _lines(setting: _Setting, width: int, short: bool) -> list[str]:
     """A setting: its form, and beside it or below what it does and its default."""
     says, form = setting.says, setting.form.replace("{None}|", "")
     if setting.is_off:
@@ -281,7 +281,7 @@ def _lines(setting: Setting, width: int, short: bool) -> list[str]:
     return [f"  {form:<{FORM_WIDTH}}{first[FORM_WIDTH + 2 :]}", *more]
 
 
-def _shorter(setting: Setting, says: str) -> str:
+def _shorter(setting: _Setting, says: str) -> str:
     """The first clause, with the default if it is short."""
     clause = re.split(r"; |\. (?=[A-Z`])|: (?=fixed)", setting.says)[0].rstrip(".")
     default = re.search(r" \[[^]]{,30}\]$", says)

@@ -1,6 +1,6 @@
-"""Final report of a run, for `train` and `eval`: table, plot and numbers.
+"""Final report of a run, for `train` and `eval`: table and numbers.
 
-Shape letters: N members of all rounds, T steps, E members, S slots.
+Shape letters: N members of all rounds, E members, S slots.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from rich.table import Table
 
 from esper.karn.console import console_for_report
 from esper.karn.display import say
-from esper.karn.growth_picture import Curve, LifeLines, draw_growth
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.payloads import EpisodeOutcome
@@ -27,34 +26,31 @@ from esper.tolaria.round_results import RunResult
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """Subject and paths of a report."""
+    """Subject and path of a report."""
 
     policy: str
     episodes: int
     """Number of episodes in the result."""
-    picture: Path
     numbers: Path
     settings: Json
     """Settings of the run."""
 
 
-def report_files(report: RunReport, result: RunResult) -> tuple[ReportFile, ReportFile]:
-    """The numbers, and a plot of the last round."""
-    numbers = json_file(report.numbers, _numbers(report, result))
-    return numbers, (report.picture, lambda path: _draw(path, report, result))
+def report_file(report: RunReport, result: RunResult) -> ReportFile:
+    """The file with all numbers."""
+    return json_file(report.numbers, _numbers(report, result))
 
 
 def print_report(report: RunReport, result: RunResult) -> None:
-    """Print the table and the paths of the files."""
+    """Print the table and the path of the numbers."""
     console = console_for_report()
-    console.print(outcome_table(report, result))
+    console.print(_outcome_table(report, result))
     for line in _lines(report, result):
         say(console, line)
-    for label, path in (("picture", report.picture), ("numbers", report.numbers)):
-        say(console, f"{label}: {path}")
+    say(console, f"numbers: {report.numbers}")
 
 
-def outcome_table(report: RunReport, result: RunResult) -> Table:
+def _outcome_table(report: RunReport, result: RunResult) -> Table:
     """Mean, standard deviation and range over all members and rounds."""
     title = f"{report.policy} on {result.task}: {report.episodes} episodes"
     table = Table(title=escape(title), box=SIMPLE_HEAD)
@@ -113,17 +109,6 @@ def _topologies(result: RunResult) -> Counter[str]:
             ]
             found[", ".join(seeds) or "the host"] += 1
     return found
-
-
-def _draw(path: Path, report: RunReport, result: RunResult) -> None:
-    last = result.rounds[-1]
-    curves = [
-        Curve("accuracy on val_score", last.accuracy_TE[1:].T.astype(np.float32)),
-        Curve("score", last.score_TE[1:].T.astype(np.float32)),
-    ]
-    lives = LifeLines(result.slots, last.stage_TES, last.leaving_TES)
-    title = f"{report.policy} on {result.task}, round {len(result.rounds)}"
-    draw_growth(path, curves, lives, title)
 
 
 def _numbers(report: RunReport, result: RunResult) -> dict[str, Json]:

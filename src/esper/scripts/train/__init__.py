@@ -5,7 +5,7 @@
     python -m esper.scripts.train random --task digits_impaired --rounds 3 --telemetry-dir events
     python -m esper.scripts.train ppo --task digits_impaired --rounds 100 --envs 16
 
-Shows progress, then a table, and writes a plot and all numbers. `ppo` trains a controller and
+Shows progress, then a table, and writes all numbers. `ppo` trains a controller and
 evaluates it on fresh members against static-final (its own topologies, planted from the start),
 asha (a search over planted topologies), wait, random and heuristic.
 """
@@ -37,17 +37,17 @@ def train(argv: Sequence[str]) -> int:
         raise EsperError(f"name a policy: {', '.join(names)}; --help describes them")
     policy, *flags = argv
     if policy in HELP_FLAGS:
-        print(overview())
+        print(_overview())
     elif policy == LEARNER:
-        train_learner(flags)
+        _train_learner(flags)
     elif policy.startswith("-"):
         raise EsperError(f"{policy}: name the policy before any flag: {', '.join(names)}")
     else:
-        train_baseline(policy, flags)
+        _train_baseline(policy, flags)
     return 0
 
 
-def overview() -> str:
+def _overview() -> str:
     """Help text that lists the policies with an example of each."""
     from esper.simic.training.runs.resume_command import LEARNER
 
@@ -59,7 +59,7 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def train_learner(flags: Sequence[str]) -> None:
+def _train_learner(flags: Sequence[str]) -> None:
     """Run `esper train ppo`, under torchrun as one of its ranks."""
     if world_size() > 1 and not set(HELP_FLAGS) & set(flags):
         return _train_on_ranks(flags)
@@ -105,7 +105,7 @@ def _train_on_ranks(flags: Sequence[str]) -> None:
         print(stopped, file=sys.stderr)
 
 
-def train_baseline(policy: str, flags: Sequence[str]) -> None:
+def _train_baseline(policy: str, flags: Sequence[str]) -> None:
     """Run `esper train` with a policy that does not learn."""
     if world_size() > 1 and not set(HELP_FLAGS) & set(flags):
         raise EsperError(
@@ -124,17 +124,17 @@ def train_baseline(policy: str, flags: Sequence[str]) -> None:
 
         return plan_baseline(config, spec)
     from esper.scripts.cli.run_page import write_run_page
-    from esper.scripts.train.report import report_paths, report_train, run_name_of
+    from esper.scripts.train.report import report_path, report_train, run_name_of
     from esper.scripts.train.run import run
     from esper.simic.training.runs.folder import report_dir
     from esper.simic.training.runs.interrupts import Interrupted
     from esper.storage.atomic import require_not_folders, require_writable
 
     before = None if config.resume is None else report_dir(config.resume)
-    places = report_paths(config, spec.name, before)
-    require_not_folders(places)
+    place = report_path(config, spec.name, before)
+    require_not_folders([place])
     if config.out is not None:
-        require_writable(places[0], "--out")
+        require_writable(place, "--out")
     try:
         with run(config, spec, run_name_of(config.parsed)) as trained:
             report_train(config, trained)

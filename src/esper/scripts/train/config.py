@@ -30,8 +30,7 @@ from esper.simic.training.runs.folder import (
     require_run,
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
-from esper.simic.training.runs.listing import newest_run
-from esper.simic.training.runs.policy_file import RunPolicy, read_policy
+from esper.simic.training.runs.policy_file import RunPolicy, newest_run, read_policy
 from esper.simic.training.runs.resume_command import LEARNER
 from esper.simic.training.runs.task_source import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
@@ -53,17 +52,6 @@ if TYPE_CHECKING:
 
 RUNS: Final = Path("runs")
 """Default folder of run folders."""
-_PLACES: Final = "BLUEPRINT:SLOT,SLOT"
-_SCHEDULE: Final = "fixed:BLUEPRINT@STEP:SLOT,SLOT"
-_TOPOLOGY: Final = "SLOT=BLUEPRINT,SLOT=BLUEPRINT"
-_REMOVED_FLAGS: Final[dict[str, tuple[str, dict[str, str]]]] = {
-    "--blueprint": (_SCHEDULE, {"static-full": f"static-full:{_PLACES}"}),
-    "--slots": (_SCHEDULE, {"static-full": f"static-full:{_PLACES}"}),
-    "--topology": (f"static-final:{_TOPOLOGY}", {"fixed": f"fixed:{_TOPOLOGY}@STEP"}),
-    "--start": (_SCHEDULE, {}),
-    "--order": ("heuristic:BLUEPRINT,BLUEPRINT", {}),
-}
-"""Removed flags: what to write instead, and exceptions by policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +117,6 @@ class Train:
     """Episodes per member, each from a fresh host."""
     seed: int = 0
     """Seed of all random draws."""
-    charge: float | None = None
-    """heuristic: fraction of the task's prices that a seed must earn to be kept; the same as
-    --heuristic.charge."""
     heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
     """Rules of the heuristic."""
     keep_members: int = KEEP_MEMBERS
@@ -141,7 +126,7 @@ class Train:
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
     """Progress and telemetry; events go to the run folder by default."""
     out: Path | None = None
-    """Write plot and numbers to this folder, over those of an earlier run; default: the run
+    """Write the numbers to this folder, over those of an earlier run; default: the run
     folder."""
     dry_run: bool = False
     """Print the plan and an estimated time from a few timed steps; train and write nothing."""
@@ -154,8 +139,6 @@ class Train:
             raise EsperError(f"--keep-members {self.keep_members}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
         parsed = self.parsed
-        if self.charge is not None and parsed.kind != "heuristic":
-            raise EsperError(f"--charge has no meaning for {parsed.kind}: it is for heuristic")
         for name in changed_rules(self.heuristic):
             if parsed.kind != "heuristic":
                 flag = name.replace("_", "-")
@@ -190,20 +173,15 @@ class Train:
             spec,
             seed=self.seed,
             reward=reward,
-            rules=self.rules,
-        )
-
-    @property
-    def rules(self) -> HeuristicConfig:
-        """Rules of the heuristic by flags."""
-        return (
-            self.heuristic if self.charge is None else replace(self.heuristic, charge=self.charge)
+            rules=self.heuristic,
         )
 
     def run_policy(self, spec: TaskSpec) -> RunPolicy:
         """The policy as its run folder records it."""
         parsed = self.parsed
-        rules = heuristic_config(parsed, spec, self.rules) if parsed.kind == "heuristic" else None
+        rules = (
+            heuristic_config(parsed, spec, self.heuristic) if parsed.kind == "heuristic" else None
+        )
         return RunPolicy.of(parsed, rules)
 
     @property
@@ -249,7 +227,6 @@ def _absolute(path: Path | None) -> str | None:
 
 def read_train(policy: str, argv: Sequence[str]) -> Train:
     """Parse the command line, with a preset or file as defaults."""
-    _reject_removed_flags(policy, argv)
     if policy not in WORDS or not set(HELP_FLAGS) & set(argv):
         _require_known_policy(policy)
     base = Train(policy)
@@ -329,13 +306,3 @@ def _require_known_policy(policy: str) -> None:
         if policy.partition(":")[0] in WORDS:  # the unknown name is in its arguments
             raise
         raise unknown_name("policy", policy, (LEARNER, *WORDS)) from None
-
-
-def _reject_removed_flags(policy: str, argv: Sequence[str]) -> None:
-    """Raise on a removed flag, naming its replacement."""
-    kind, _, _ = policy.partition(":")
-    for argument in argv:
-        flag, _, _ = argument.partition("=")
-        if flag in _REMOVED_FLAGS:
-            usual, by_kind = _REMOVED_FLAGS[flag]
-            raise EsperError(f"{flag} was removed: write {by_kind.get(kind, usual)}")

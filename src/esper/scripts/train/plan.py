@@ -51,7 +51,7 @@ OTHERS: Final = len(BASELINES) + parse(SEARCH).topologies
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class _Work:
     """Remaining work of a run."""
 
     rounds: int
@@ -83,7 +83,7 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     waited = length if training.reward.wait_baseline else 0
     steps = _steps(config, rounds * length + waited, length)
     updates = rounds * -(-length // rollout)
-    work = Work(rounds, steps, updates, _update_seconds(trainer, rollout))
+    work = _Work(rounds, steps, updates, _update_seconds(trainer, rollout))
     weights = sum(p.numel() for p in trainer.client.agent.network.parameters())
     lines = _lines(spec, data, probe, rounds, device, settings.profile)
     if start is not None:
@@ -116,7 +116,7 @@ def plan_baseline(config: Train, spec: TaskSpec) -> None:
     probe = probe_steps(spec, data, settings, device)
     done = 0 if config.resume is None else len(RoundStore(config.resume).read_all()[0])
     rounds = max(0, config.rounds - done)
-    work = Work(rounds, rounds * spec.episode_length, 0, 0.0)
+    work = _Work(rounds, rounds * spec.episode_length, 0, 0.0)
     lines = _lines(spec, data, probe, rounds, device, settings.profile)
     if config.resume is not None:
         lines = [f"resume: {done:,} of {config.rounds:,} rounds are done, {rounds:,} left", *lines]
@@ -195,7 +195,7 @@ def _lines(
     ]
 
 
-def _time_lines(probe: Probe, work: Work) -> list[str]:
+def _time_lines(probe: Probe, work: _Work) -> list[str]:
     bare, grown, envs = probe.bare.total, probe.grown.total, probe.whole.members
     return [
         probe.line(),

@@ -93,7 +93,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineInfo:
+class _EngineInfo:
     """Properties of the largest probe's engine."""
 
     host_params: int
@@ -111,7 +111,7 @@ class EngineInfo:
 class Probe:
     """Result of `probe_steps`."""
 
-    facts: EngineInfo
+    facts: _EngineInfo
     measured: Sizes
     whole: Sizes
     bare: StepTime
@@ -161,7 +161,7 @@ def probe_steps(
 
 def _probe(
     spec: TaskSpec, data: TaskData, config: EngineConfig, sizes: Sizes
-) -> tuple[EngineInfo, StepTime, StepTime]:
+) -> tuple[_EngineInfo, StepTime, StepTime]:
     """Engine at these sizes: its properties, and step times without and with seeds."""
     cut = replace(config, members=sizes.members)
     engine = VectorizedEngine(reduced_spec(spec, sizes), cut, data=reduced_data(data, sizes))
@@ -169,7 +169,7 @@ def _probe(
     population, book = engine.env.model, engine.episode
     choice = population.choice
     assert choice is not None  # the engine showed the population an input
-    facts = EngineInfo(
+    facts = _EngineInfo(
         host_params=book.host_params,
         host_macs=book.host_macs,
         slots=len(population.slots),

@@ -11,7 +11,7 @@ from esper.karn.terminal import Terminal
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
-from esper.nissa.process_hub import use_hub
+from esper.nissa.hub import use_hub
 from esper.scripts.train.config import Recording
 from esper.storage.run_files import EVENTS
 

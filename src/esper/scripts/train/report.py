@@ -10,7 +10,7 @@ from typing import Final
 from esper.karn.console import console_for_report
 from esper.karn.display import say
 from esper.scripts.cli.report_files import write_before_printing
-from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
+from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
 from esper.scripts.train.config import Train
 from esper.scripts.train.run import Trained
 from esper.simic.training.runs.folder import members_dir
@@ -21,12 +21,11 @@ MAX_NAME_CHARS: Final = 80
 """Maximum characters of a policy in a file name."""
 
 
-def report_paths(config: Train, task: str, folder: Path | None = None) -> tuple[Path, Path]:
-    """Paths of the plot and the numbers; `folder`: report folder of the run, without --out."""
+def report_path(config: Train, task: str, folder: Path | None = None) -> Path:
+    """Path of the numbers; `folder`: report folder of the run, without --out."""
     if config.out is None and folder is not None:
-        return folder / "train.png", folder / "train.json"
-    out, stem = config.out or Path(), f"train_{file_name_of(config.parsed)}_{task}"
-    return out / f"{stem}.png", out / f"{stem}.json"
+        return folder / "train.json"
+    return (config.out or Path()) / f"train_{file_name_of(config.parsed)}_{task}.json"
 
 
 def file_name_of(policy: ParsedPolicy) -> str:
@@ -54,15 +53,13 @@ def run_name_of(policy: ParsedPolicy) -> str:
 def report_train(config: Train, trained: Trained) -> None:
     """Write and print the report."""
     result = trained.result
-    picture, numbers = report_paths(config, result.task, trained.folder.report)
     report = RunReport(
         policy=config.parsed.label,
         episodes=config.population.envs * config.rounds,
-        picture=picture,
-        numbers=numbers,
+        numbers=report_path(config, result.task, trained.folder.report),
         settings=settings_json(config),
     )
-    with write_before_printing(*report_files(report, result)):
+    with write_before_printing(report_file(report, result)):
         print_report(report, result)
         console = console_for_report()
         for line in _kept(trained):

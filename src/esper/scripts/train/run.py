@@ -24,7 +24,7 @@ from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.round_results import (
     RoundResult,
     RunResult,
-    StageRecorder,
+    StepTimer,
     charge_for_length,
     make_run_result,
     run_round,
@@ -76,7 +76,7 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     )
     engine = VectorizedEngine(longer, config.engine_config(), data=data)
     length = longer.episode_length / spec.episode_length
-    diary, events = StageRecorder(), recording.telemetry_dir or folder.telemetry
+    timer, events = StepTimer(), recording.telemetry_dir or folder.telemetry
     with (
         show_progress(recording),
         event_files(recording, events) as hub,
@@ -86,14 +86,14 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     ):
         _note_start(config, folder, session.begin(engine))
         telemetry.run_started(engine, parsed.label)
-        listeners = ListenerGroup([diary, *telemetry.listeners, session.interrupts])
+        listeners = ListenerGroup([timer, *telemetry.listeners, session.interrupts])
 
         def run_one() -> RoundResult:
-            done = run_round(engine, policy, diary, listeners)
+            done = run_round(engine, policy, listeners)
             return charge_for_length(done, length, spec.score)
 
         rounds = _run_tracked(config, folder, session, engine, run_one)
-    result = make_run_result(engine, rounds, diary, f"{hub.report()} ({events})")
+    result = make_run_result(engine, rounds, timer, f"{hub.report()} ({events})")
     return Trained(folder, result, session.members.members)
 
 

@@ -23,7 +23,7 @@ from esper.tamiyo.network import PolicyNetwork
 from esper.tamiyo.network_config import PolicySpec
 
 
-class AgentState(Protocol):
+class _AgentState(Protocol):
     """Attributes that are saved; implemented by `PPOAgent`."""
 
     spec: PolicySpec
@@ -38,13 +38,13 @@ class AgentState(Protocol):
     reward_normalizer: RewardNormalizer
 
 
-A = TypeVar("A", bound=AgentState)
+A = TypeVar("A", bound=_AgentState)
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True)
-class AgentContent:
+class _AgentContent:
     """The JSON part of a save: everything but tensors."""
 
     spec: PolicySpec
@@ -61,7 +61,7 @@ class AgentContent:
 class AgentCapture:
     """Copy of an agent on the host; the agent may keep training meanwhile."""
 
-    content: AgentContent
+    content: _AgentContent
     tensors: dict[str, Tensor]
     """Copies by tensor name."""
 
@@ -70,25 +70,25 @@ class AgentCapture:
         write_save(path, "controller", self.content, self.tensors)
 
 
-def capture_agent(agent: AgentState) -> AgentCapture:
+def capture_agent(agent: _AgentState) -> AgentCapture:
     """Copy an agent to host memory; a few megabytes at most."""
     # SYNC: waits for the device, between rounds; never in the step.
     tensors = {n: t.to("cpu", copy=True) for n, t in _tensors(agent).items()}
     return AgentCapture(_content(agent), tensors)
 
 
-def save_agent(agent: AgentState, path: PathLike) -> None:
+def save_agent(agent: _AgentState, path: PathLike) -> None:
     """Write an agent to a folder, replacing an existing save."""
     write_save(path, "controller", _content(agent), _tensors(agent))
 
 
-def _content(agent: AgentState) -> AgentContent:
+def _content(agent: _AgentState) -> _AgentContent:
     moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
     done, run = agent.updates_done, agent.run_updates
-    return AgentContent(agent.spec, agent.config, agent.seed, done, tuple(moved), run)
+    return _AgentContent(agent.spec, agent.config, agent.seed, done, tuple(moved), run)
 
 
-def _tensors(agent: AgentState) -> dict[str, Tensor]:
+def _tensors(agent: _AgentState) -> dict[str, Tensor]:
     return _weights(agent) | _moments(agent) | _statistics(agent)
 
 
@@ -102,7 +102,7 @@ def load_agent(
     """Load the agent from a folder; `build` creates a fresh one to fill."""
     saved = read_save(path, "controller")
     _require_current_features(saved)
-    content = read_record(AgentContent, saved.content, saved.where)
+    content = read_record(_AgentContent, saved.content, saved.where)
     if spec is not None:
         _require_same(content.spec, spec, "PolicySpec", saved.where)
     if config is not None:
@@ -136,11 +136,11 @@ def _require_same(found: object, wanted: object, kind: str, where: str) -> None:
             )
 
 
-def _weights(agent: AgentState) -> dict[str, Tensor]:
+def _weights(agent: _AgentState) -> dict[str, Tensor]:
     return {f"network/{name}": p.detach() for name, p in agent.network.named_parameters()}
 
 
-def _moments(agent: AgentState) -> dict[str, Tensor]:
+def _moments(agent: _AgentState) -> dict[str, Tensor]:
     state = agent.optimizer.state
     return {
         f"optimizer/{name}/{moment}": state[parameter][moment]
@@ -150,7 +150,7 @@ def _moments(agent: AgentState) -> dict[str, Tensor]:
     }
 
 
-def _init_moments(agent: AgentState, moved: tuple[str, ...]) -> None:
+def _init_moments(agent: _AgentState, moved: tuple[str, ...]) -> None:
     """Create zero Adam moments to copy into; fused Adam keeps `step` on the device."""
     for name, parameter in agent.network.named_parameters():
         if name not in moved:
@@ -162,7 +162,7 @@ def _init_moments(agent: AgentState, moved: tuple[str, ...]) -> None:
         }
 
 
-def _statistics(agent: AgentState) -> dict[str, Tensor]:
+def _statistics(agent: _AgentState) -> dict[str, Tensor]:
     groups = {
         "observation": agent.obs_normalizer.state(),
         "reward": agent.reward_normalizer.state(),
@@ -174,7 +174,7 @@ def _statistics(agent: AgentState) -> dict[str, Tensor]:
     }
 
 
-def _copy_tensors(agent: AgentState, saved: Saved) -> None:
+def _copy_tensors(agent: _AgentState, saved: Saved) -> None:
     """Copy all tensors of the save into the agent; raises on any mismatch."""
     own = _weights(agent) | _moments(agent)
     statistics = _statistics(agent)

@@ -76,7 +76,7 @@ class PassSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class _Share:
     """Fractions of a minibatch that belong to this rank."""
 
     decided: float = 1.0
@@ -85,11 +85,11 @@ class Share:
     """Of all steps; 0 if no member of the minibatch is on this rank."""
 
 
-WHOLE: Final = Share()
+WHOLE: Final = _Share()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Losses:
+class _Losses:
     """Loss and metrics of one minibatch: this rank's part, or that of all ranks."""
 
     total: Tensor
@@ -100,14 +100,14 @@ class Losses:
     extremes_2: Tensor
     """Minus the least, and the largest, of the ratio minus 1."""
 
-    def over(self, ranks: Ranks) -> Losses:
+    def over(self, ranks: Ranks) -> _Losses:
         """The same with the metrics of all ranks; `total` stays this rank's."""
         if ranks.size == 1:
             return self
         summed = ranks.add_(torch.cat([self.parts_5, self.heads_XA.flatten()]))
         heads_XA = summed[len(self.parts_5) :].view_as(self.heads_XA)
         extremes_2 = ranks.maximum_(self.extremes_2)
-        return Losses(self.total, summed[: len(self.parts_5)], heads_XA, extremes_2)
+        return _Losses(self.total, summed[: len(self.parts_5)], heads_XA, extremes_2)
 
     @property
     def approx_kl(self) -> Tensor:
@@ -236,7 +236,7 @@ class _Members:
         """Members of all ranks."""
         return len(self.steps_U)
 
-    def own_part(self, part_M: Ints) -> tuple[Tensor, Share]:
+    def own_part(self, part_M: Ints) -> tuple[Tensor, _Share]:
         """Indices of this rank's members of a minibatch, and their share of it.
 
         Without any, the rank's first member with a share of 0: every rank computes gradients of
@@ -250,7 +250,7 @@ class _Members:
             for count_U in (self.decided_U, self.steps_U)
         )
         index_M = own_M - self.first if len(own_M) else np.zeros(1, dtype=np.int64)
-        return torch.from_numpy(index_M), Share(decided, steps)
+        return torch.from_numpy(index_M), _Share(decided, steps)
 
 
 def evaluate(network: PolicyNetwork, batch: Minibatch, use_amp: bool) -> PolicyOutput:
@@ -271,8 +271,8 @@ def ppo_losses(
     members: Tensor,
     config: PPOConfig,
     entropy_coef: float,
-    share: Share = WHOLE,
-) -> Losses:
+    share: _Share = WHOLE,
+) -> _Losses:
     """Clipped surrogate, value loss and entropy bonus of one minibatch; `share`: weight of it."""
     choices, decided_TM = output.choices, targets.decided_TE.index_select(1, members)
     log_ratio_TMA = choices.log_prob_A - batch.log_prob_TMA
@@ -296,7 +296,7 @@ def ppo_losses(
         if not share.steps:
             extremes_2.fill_(-math.inf)
         parts_5 = torch.stack([policy_loss, value_loss, *measured])
-        return Losses(total, parts_5, torch.stack([entropy_A, used_A]), extremes_2)
+        return _Losses(total, parts_5, torch.stack([entropy_A, used_A]), extremes_2)
 
 
 def _mean(x: Tensor, decided_TM: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ def _value_loss(value_TM: Tensor, targets: Targets, members: Tensor, clip: float
 def _step(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
-    losses: Losses,
+    losses: _Losses,
     config: PPOConfig,
     ranks: Ranks,
 ) -> Tensor:

@@ -30,7 +30,7 @@ from esper.tasks.scoring import Upkeep
 _NEXT_STEP = "next_step"
 
 
-def make_family(config: RewardConfig) -> Family:
+def _make_family(config: RewardConfig) -> Family:
     """Create the family named by the config."""
     return LossFamily(config.rent) if config.family == "loss" else ContributionFamily()
 
@@ -45,7 +45,7 @@ class ModeReward(EpisodeMemory, ABC):
         """`rule`: the task's upkeep of seeds."""
         self.config = config
         self.rule = rule
-        self.family = make_family(config)
+        self.family = _make_family(config)
         self._next_step = 0
 
     @abstractmethod

@@ -37,10 +37,10 @@ class ContributionFamily(Family):
         )
         change_E = accuracy_E - self.accuracy_E
         self.accuracy_E = accuracy_E
-        return Progress(score_E, score_E - inputs.score_before_E, change_E, contributions(inputs))
+        return Progress(score_E, score_E - inputs.score_before_E, change_E, _contributions(inputs))
 
 
-def contributions(inputs: RewardInputs) -> Doubles:
+def _contributions(inputs: RewardInputs) -> Doubles:
     """Contribution `[E, S]` of each seed; 0 for empty slots and unmeasured seeds.
 
     For a member that was rolled back, seeds keep their value of the step before: the current

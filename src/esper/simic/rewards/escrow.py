@@ -45,9 +45,9 @@ class EscrowReward(ModeReward):
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
         """Advance, payout and clawback summed over slots."""
         live_ES = IS_LIVE[inputs.stage_ES]
-        self.forfeited_ES = (self.forfeited_ES | executed(inputs, LifecycleOp.PRUNE)) & live_ES
+        self.forfeited_ES = (self.forfeited_ES | _executed(inputs, LifecycleOp.PRUNE)) & live_ES
         open_ES = live_ES & ~self.forfeited_ES
-        payout_ES = open_ES & executed(inputs, LifecycleOp.FOSSILIZE)
+        payout_ES = open_ES & _executed(inputs, LifecycleOp.FOSSILIZE)
         ahead_ES = open_ES & ~payout_ES & (not inputs.episode_over)
         account_ES = self.config.contribution_weight * progress.worth_ES
         due_ES = np.where(self.closed_ES, self.paid_ES, 0.0)
@@ -63,7 +63,7 @@ class EscrowReward(ModeReward):
         }
 
 
-def executed(inputs: RewardInputs, op: LifecycleOp) -> Bools:
+def _executed(inputs: RewardInputs, op: LifecycleOp) -> Bools:
     """Slots `[E, S]` in which this step executed `op`."""
     done_E = (inputs.actions.op == op) & inputs.outcome.executed
     slots = np.arange(inputs.stage_ES.shape[1])

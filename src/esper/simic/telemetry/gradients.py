@@ -1,17 +1,22 @@
-"""Per-layer gradient statistics and finiteness checks of the network, for DEBUG level.
+"""Gradient and weight checks of the network after an update, by telemetry level.
 
-Read-only; one device synchronisation for all layers. Shape letters: L layers, F statistics.
+Read-only. They synchronise for one number at NORMAL and two small copies at DEBUG, after the update
+and never in the step. Shape letters: L layers, F statistics.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from esper.leyline.payloads import LayerGradientStats
+from esper.leyline.telemetry import TelemetryLevel
+from esper.simic.telemetry.emitters import compute_grad_norm_surrogate
 
 SMALL: Final = 1e-6
 """Elements below this magnitude count as small."""
@@ -89,3 +94,23 @@ def _to_host(figures: list[Tensor]) -> Tensor:
     home = figures[0].device
     together = torch.stack([part.to(home, non_blocking=True) for part in figures])
     return together.cpu()  # SYNC: one copy for all layers, after an update; never in the step
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkHealth:
+    """Result of `inspect_network`; empty if nothing was inspected."""
+
+    layers: tuple[LayerGradientStats, ...] = ()
+    """Per-layer statistics of the last step's clipped gradients."""
+    non_finite: Mapping[str, int] = field(default_factory=dict)
+    """Number of non-finite values by weight or gradient name."""
+
+
+def inspect_network(network: nn.Module, level: TelemetryLevel) -> NetworkHealth:
+    """Inspect each layer at DEBUG, or if the total gradient norm is not finite."""
+    if level < TelemetryLevel.NORMAL:
+        return NetworkHealth()
+    sound = math.isfinite(compute_grad_norm_surrogate(network))
+    if sound and level < TelemetryLevel.DEBUG:
+        return NetworkHealth()
+    return NetworkHealth(collect_per_layer_gradients(network), check_numerical_stability(network))

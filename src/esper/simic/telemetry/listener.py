@@ -47,7 +47,7 @@ from esper.simic.telemetry.anomaly import (
     detect_anomalies,
     emit_anomaly_diagnostics,
 )
-from esper.simic.telemetry.inspection import NetworkHealth
+from esper.simic.telemetry.gradients import NetworkHealth
 from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
 from esper.tolaria.device_info import gpu_memory
 
@@ -78,7 +78,7 @@ class RunTally:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerFigures:
+class _LearnerFigures:
     """Learner settings reported in ROUND_COMPLETED; NaN if nothing learns."""
 
     learning_rate: float = math.nan
@@ -113,7 +113,7 @@ class TelemetryListener:
         self.batches_per_step = batches_per_step
         self.batch_size = batch_size
         self.tally = tally or RunTally()
-        self._learner = LearnerFigures()
+        self._learner = _LearnerFigures()
         self._slots = emitters.SlotTelemetry()
         self._totals: RoundTotals | None = None
         self.anomalies = anomalies or AnomalyConfig()
@@ -137,7 +137,7 @@ class TelemetryListener:
 
     def set_learner(self, learning_rate: float, entropy_coef: float) -> None:
         """Set the learner settings that ROUND_COMPLETED reports."""
-        self._learner = LearnerFigures(learning_rate, entropy_coef)
+        self._learner = _LearnerFigures(learning_rate, entropy_coef)
 
     def on_update(
         self,

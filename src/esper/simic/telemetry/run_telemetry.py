@@ -18,8 +18,7 @@ import torch
 from esper.leyline.payloads import RunStarted, RunStatus
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
-from esper.nissa.hub import TelemetryHub
-from esper.nissa.process_hub import get_hub
+from esper.nissa.hub import TelemetryHub, get_hub
 from esper.simic.telemetry.listener import RunTally, TelemetryListener
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.device_info import describe_device
@@ -59,7 +58,7 @@ class RunTelemetry:
     ) -> None:
         """Emit RUN_STARTED; `members`: those of all ranks, default: the engine's."""
         configure_slot_telemetry(engine.slot_events, self._config)
-        started = describe_run(engine, policy, self._rounds)
+        started = _describe_run(engine, policy, self._rounds)
         started = replace(started, members=members or started.members)
         for listener in self.listeners:
             listener.run_started(started)
@@ -102,7 +101,7 @@ def run_telemetry(
             own.close()
 
 
-def describe_run(engine: VectorizedEngine, policy: str, rounds: int) -> RunStarted:
+def _describe_run(engine: VectorizedEngine, policy: str, rounds: int) -> RunStarted:
     """Build the payload of RUN_STARTED."""
     spec, config, choice = engine.spec, engine.config, engine.env.model.choice
     assert choice is not None  # chosen when the engine was built

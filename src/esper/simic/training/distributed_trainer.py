@@ -26,7 +26,6 @@ from esper.leyline.protocols import EngineListener
 from esper.leyline.records import Rollout
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import SimicClient
-from esper.simic.distributed.files import pack_folder, unpack_folder
 from esper.simic.distributed.stragglers import StragglerRule
 from esper.simic.distributed.world import PeerInterrupted, World
 from esper.simic.telemetry.listener import ListenerGroup
@@ -38,6 +37,8 @@ from esper.simic.training.vectorized_trainer import (
     RoundHook,
     VectorizedPPOTrainer,
 )
+from esper.storage.atomic import write_atomic
+from esper.storage.saves import MANIFEST
 from esper.tamiyo.network import PolicyState
 from esper.tolaria.engine import VectorizedEngine
 
@@ -86,10 +87,10 @@ class DistributedTrainer(VectorizedPPOTrainer):
             path = Path(folder) / "agent"
             if not self.world.rank:
                 agent.save(path)
-            packed = self.world.broadcast_bytes(b"" if self.world.rank else pack_folder(path))
+            packed = self.world.broadcast_bytes(b"" if self.world.rank else _pack_folder(path))
             if not self.world.rank:
                 return
-            unpack_folder(packed, path)
+            _unpack_folder(packed, path)
             self.client.agent = PPOAgent.load(path, agent.device, agent.spec, agent.config)
         self.client.agent.ranks = self.world
         if agent.graphs is None:
@@ -112,7 +113,7 @@ class DistributedTrainer(VectorizedPPOTrainer):
     def run_rollout(self) -> Rollout[PolicyState]:
         """The next rollout of this rank, once all ranks have theirs."""
         rollout = self._agree(self._run_own_rollout)
-        self._whole = gather_rollout(rollout, self.world)
+        self._whole = _gather_rollout(rollout, self.world)
         self._all_listeners.on_round_end(self._whole)
         return rollout
 
@@ -171,7 +172,7 @@ class DistributedTrainer(VectorizedPPOTrainer):
         """The save of one of this rank's members."""
         with tempfile.TemporaryDirectory() as folder:
             save_member(self.engine, number - self.world.first_member, Path(folder))
-            return pack_folder(Path(folder))
+            return _pack_folder(Path(folder))
 
     def _agree(self, work: Callable[[], T]) -> T:
         """Run `work` on all ranks; raises `Interrupted` if one of them is stopped."""
@@ -189,7 +190,7 @@ class _WithoutRoundEnd(ListenerGroup):
 
 
 def _write_member(packed: dict[int, bytes], kept: KeptMember, folder: Path) -> None:
-    unpack_folder(packed[kept.member], folder)
+    _unpack_folder(packed[kept.member], folder)
 
 
 def _completed_scores(rollout: Rollout[PolicyState]) -> EpisodeOutcome:
@@ -198,13 +199,13 @@ def _completed_scores(rollout: Rollout[PolicyState]) -> EpisodeOutcome:
     return replace(rollout.outcome, score_E=score_E)
 
 
-def gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[PolicyState]:
+def _gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[PolicyState]:
     """The rollout of all ranks: arrays over members are joined, its time is that of the slowest.
 
     Its steps are those of the ranks that were not cut.
     The recurrent state and the bootstrap targets stay this rank's: only the learner needs them.
     """
-    whole = gather_struct(rollout, world)
+    whole = _gather_struct(rollout, world)
     # SYNC: arrays of numpy, between rounds
     seconds = float(world.gather(np.array([rollout.seconds])).max())
     members = np.arange(len(whole.outcome.score_E), dtype=np.int64)
@@ -213,7 +214,7 @@ def gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[Polic
     return replace(whole, outcome=outcome, seconds=seconds, steps=steps)
 
 
-def gather_struct(struct: StructT, world: World) -> StructT:
+def _gather_struct(struct: StructT, world: World) -> StructT:
     """Join the arrays over members of all ranks, in one message."""
     arrays: list[npt.NDArray[Any]] = []
     map_member_arrays(struct, partial(_collect, arrays))
@@ -224,3 +225,21 @@ def gather_struct(struct: StructT, world: World) -> StructT:
 def _collect(arrays: list[npt.NDArray[Any]], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     arrays.append(array)
     return array
+
+
+def _pack_folder(folder: Path) -> bytes:
+    """The files of a save as one message: names and sizes as JSON, then the contents."""
+    paths = sorted(folder.iterdir(), key=lambda path: (path.name == MANIFEST, path.name))
+    bodies = [path.read_bytes() for path in paths]
+    names = [(path.name, len(body)) for path, body in zip(paths, bodies, strict=True)]
+    return json.dumps(names).encode() + b"\n" + b"".join(bodies)
+
+
+def _unpack_folder(message: bytes, folder: Path) -> None:
+    """Write what `_pack_folder` packed to `folder`, its manifest last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    line, _, body = message.partition(b"\n")
+    start = 0
+    for name, size in json.loads(line):
+        write_atomic(folder / Path(name).name, body[start : start + size])
+        start += size

@@ -7,14 +7,16 @@ checkpoints, resume and stop signals; sinks add telemetry. `esper train ppo` cal
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.rank_settings import agree_on_config, own_engine_config
 from esper.simic.training.runs.folder import RunFolder
 from esper.tasks.task_files import is_file_reference
 
@@ -129,7 +131,7 @@ def _follow(
     """Train on a rank other than 0: nothing is written, recorded or called."""
     from esper.simic.training.runs.interrupts import Interrupts
 
-    config = agree_on_config(world, config)
+    config = _agree_on_config(world, config)
     stops = Interrupts()
     trainer = make_trainer(config, reward, [stops], [stops], spec, data, world)
     trainer.share_progress()
@@ -160,7 +162,7 @@ def make_trainer(
 
     config, ranks = config or TrainingConfig(), world or ALONE
     spec = spec or ranks.together(config.task.spec)
-    settings = ranks.together(lambda: own_engine_config(config, ranks))
+    settings = ranks.together(lambda: _own_engine_config(config, ranks))
     engine = ranks.together(lambda: VectorizedEngine(spec, settings, data=data))
     agent = PPOAgent(policy_spec(), config.ppo, config.seed, engine.device, ranks)
     config.population.configure_graphs(agent)
@@ -227,7 +229,7 @@ def _config_and_spec(
     """What is trained; `resumed`: the folder whose settings are the defaults."""
     config = config or (TrainingConfig() if resumed is None else resumed.config)
     if world is not None:
-        config = agree_on_config(world, config)
+        config = _agree_on_config(world, config)
     if resumed is None:
         return config, spec or config.task.spec()
     if spec is None and is_file_reference(config.task.name):
@@ -237,3 +239,36 @@ def _config_and_spec(
             f"give spec=config.task.spec()"
         )
     return config, spec or config.task.spec()
+
+
+# ---- ranks: all have the same settings, each its share of the members ---------------------------
+
+
+def _own_engine_config(config: TrainingConfig, ranks: Ranks) -> EngineConfig:
+    """Engine settings of this rank: its members by their numbers in the run, its device."""
+    settings = config.engine_config()
+    members = ranks.share_members(settings.members)
+    device = ranks.device_of(settings.device)
+    if ranks.size == 1:
+        return replace(settings, device=device)
+    numbers = tuple(ranks.numbers(members).tolist())  # SYNC: an array of numpy, at set-up
+    return replace(settings, members=members, member_ids=numbers, device=device)
+
+
+def _agree_on_config(world: World, config: TrainingConfig | None) -> TrainingConfig:
+    """The settings of rank 0, on every rank; raises if a rank was given others."""
+    mine = json.dumps(None if config is None else to_json(config)).encode()
+    lead = read_record(TrainingConfig, json.loads(world.broadcast_bytes(mine)), "rank 0's settings")
+    world.together(lambda: _require_equal(lead, lead if config is None else config))
+    return lead
+
+
+def _require_equal(lead: TrainingConfig, own: TrainingConfig) -> None:
+    from esper.simic.training.runs.resume import setting_differences
+
+    found = setting_differences(lead, own)
+    if found:
+        raise EsperError(
+            f"settings differ from rank 0's ({'; '.join(found)}): start every rank with the same "
+            f"ones"
+        )

@@ -17,7 +17,7 @@ from esper.leyline.protocols import EngineListener
 from esper.leyline.records import Rollout
 from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.client import ActingMode, SimicClient
-from esper.simic.telemetry.inspection import inspect_network
+from esper.simic.telemetry.gradients import inspect_network
 from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
 from esper.simic.training.history import ActionTally, RoundRecord
 from esper.simic.training.schedules import calculate_entropy_anneal_steps

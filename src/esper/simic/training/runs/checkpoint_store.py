@@ -74,7 +74,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class _Manifest:
     """The content of `checkpoint.json` without its envelope."""
 
     summary: Summary
@@ -122,7 +122,7 @@ class CheckpointStore:
         scored, unreadable = [], []
         for path in self.paths():
             try:
-                scored.append((-_rank(read_summary(path).score), path))
+                scored.append((-_rank(_read_manifest(path).summary.score), path))
             except EsperError as error:
                 unreadable.append(str(error))
         scored.sort(key=lambda entry: entry[0])
@@ -276,17 +276,12 @@ def verify(path: Path) -> Summary:
     return manifest.summary
 
 
-def read_summary(path: Path) -> Summary:
-    """Read the summary from the manifest; files are not verified."""
-    return _read_manifest(path).summary
-
-
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> _Manifest:
     where = path / MANIFEST
-    return read_record(Manifest, read_manifest(where, FORMAT).get("content"), str(where))
+    return read_record(_Manifest, read_manifest(where, FORMAT).get("content"), str(where))
 
 
-def _check_sizes(path: Path) -> Manifest:
+def _check_sizes(path: Path) -> _Manifest:
     """Read the manifest and check that every file exists with the right size."""
     manifest = _read_manifest(path)
     for file in manifest.files:
@@ -305,5 +300,5 @@ def _check_sizes(path: Path) -> Manifest:
 def _write_manifest(folder: Path, summary: Summary) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     records = [record_of(p.relative_to(folder).as_posix(), p.read_bytes()) for p in files]
-    content = to_json(Manifest(summary, tuple(records)))
+    content = to_json(_Manifest(summary, tuple(records)))
     write_manifest(folder / MANIFEST, FORMAT, {"content": content})

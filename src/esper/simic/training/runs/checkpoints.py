@@ -98,7 +98,7 @@ class HistoryEncoder:
         return tuple(self._lines)
 
 
-def read_history(path: Path) -> list[RoundRecord]:
+def _read_history(path: Path) -> list[RoundRecord]:
     """Read the records of a history file."""
     lines = path.read_bytes().splitlines()
     return [
@@ -111,7 +111,7 @@ def read_history(path: Path) -> list[RoundRecord]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Capture:
+class _Capture:
     """In-memory copy of a run's state between two rounds; training may continue meanwhile."""
 
     summary: Summary
@@ -130,7 +130,7 @@ class Capture:
 
 def capture(
     trainer: VectorizedPPOTrainer, config: TrainingConfig, encoder: HistoryEncoder | None = None
-) -> Capture:
+) -> _Capture:
     """Capture the state of a run between two rounds; raises in the middle of an episode."""
     engine, history = trainer.engine, trainer.history
     done = completed_rounds(history)
@@ -148,7 +148,7 @@ def capture(
         "config": to_json(config),
     }
     encoder = encoder or HistoryEncoder()
-    return Capture(summary, capture_agent(trainer.client.agent), state, encoder.encode(history))
+    return _Capture(summary, capture_agent(trainer.client.agent), state, encoder.encode(history))
 
 
 def task_facts(spec: TaskSpec) -> dict[str, Json]:
@@ -162,12 +162,6 @@ def task_facts(spec: TaskSpec) -> dict[str, Json]:
         except EsperError:  # a user's function cannot be compared
             continue
     return facts
-
-
-def save(trainer: VectorizedPPOTrainer, config: TrainingConfig, store: CheckpointStore) -> Path:
-    """Write a checkpoint of a run between two rounds; returns its path."""
-    captured = capture(trainer, config)
-    return store.write(captured.summary, captured.write_files)
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -197,7 +191,7 @@ class Checkpoint:
 
     def load_history(self) -> list[RoundRecord]:
         """Load the records of all rounds up to this checkpoint."""
-        return read_history(self.path / HISTORY)
+        return _read_history(self.path / HISTORY)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -245,7 +239,7 @@ class CheckpointHook:
         self.config = config
         self.every = every
         self._encoder = HistoryEncoder()
-        self._unwritten: Capture | None = None
+        self._unwritten: _Capture | None = None
 
     def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:
         """Capture the state and save it if due; a no-op in the middle of an episode."""

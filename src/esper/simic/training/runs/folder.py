@@ -13,7 +13,7 @@
         source/         the task file, if the task is one
         events.jsonl, events/     telemetry
         trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
-        report/         tables and plots
+        report/         numbers of the evaluation and of all rounds
 
 A folder is created under a hidden name and renamed when complete. Its JSON files carry a checksum;
 a mismatch raises, because these files decide how a run resumes. Does not import torch, so that

@@ -79,7 +79,7 @@ class KeptMember:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberList:
+class _MemberList:
     """The content of `members.json`."""
 
     schema: int
@@ -172,7 +172,7 @@ class KeptMembers:
     def _write(self, task: str, members: tuple[KeptMember, ...]) -> None:
         """Replace the list, then remove members that it no longer names."""
         if members != self.members:
-            content = to_json(MemberList(SCHEMA, task, members))
+            content = to_json(_MemberList(SCHEMA, task, members))
             assert isinstance(content, dict)  # records encode to objects
             self.folder.mkdir(parents=True, exist_ok=True)
             text = json.dumps(seal(content), indent=1) + "\n"
@@ -218,7 +218,7 @@ def read_members(folder: Path) -> tuple[KeptMember, ...]:
         document = read_document(path)
         if isinstance(document, dict):
             require_schema(path, document.get("schema"), SCHEMA)
-        return read_record(MemberList, document, str(path)).members
+        return read_record(_MemberList, document, str(path)).members
     except EsperError as error:
         raise EsperError(f"{error}; delete it to keep members of the coming rounds only") from None
 

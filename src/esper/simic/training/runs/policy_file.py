@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
+from esper.simic.training.runs.folder import RunInfo, is_grow_run, read_info, require_run
 from esper.simic.training.runs.resume_command import resume_command
 from esper.storage.atomic import write_atomic
 from esper.storage.run_files import POLICY as POLICY
 from esper.storage.sealed_json import read_document, seal
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
+from esper.tasks.task_files import absolute_reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +79,49 @@ def check_policy(folder: Path, policy: RunPolicy) -> None:
                 f"resume of {folder}: heuristic.{name} is {shown(then)} there and {shown(now)} "
                 f"here: resume with the same value, or start a new run"
             )
+
+
+# ---- the run that a command means when it names none --------------------------------------------
+
+
+def newest_run(
+    root: Path,
+    task: str | None = None,
+    name: str | None = None,
+    seed: int | None = None,
+    policy: str | None = None,
+) -> Path:
+    """Return the newest training run in `root`, filtered by task, name and seed if given.
+
+    `policy`: one that does not learn; None: runs of a learner.
+    """
+    given = {"task": task and absolute_reference(task), "name": name, "seed": seed}
+    filters = {what: value for what, value in given.items() if value is not None}
+    for path, run in reversed(_training_runs(root)):
+        info = replace(run, task=absolute_reference(run.task))
+        fits = all(getattr(info, what) == value for what, value in filters.items())
+        if fits and _policy_of(path) == policy:
+            return path
+    filters = {"policy": policy, **filters} if policy else filters
+    wanted = ", ".join(f"{what} {value}" for what, value in filters.items())
+    raise EsperError(f"{root} holds no run{f' of {wanted}' if wanted else ''} to resume: start one")
+
+
+def _training_runs(root: Path) -> list[tuple[Path, RunInfo]]:
+    """Readable training runs in `root`, oldest first."""
+    if not root.is_dir():
+        found = "is a file" if root.exists() else "does not exist"
+        raise EsperError(f"{root} {found}: give the folder that runs are in (--runs)")
+    runs = []
+    for path in root.iterdir():
+        if path.is_dir() and not path.name.startswith(".") and not is_grow_run(path):
+            try:
+                require_run(path)
+                runs.append((path, read_info(path)))
+            except (EsperError, OSError):
+                continue
+    return sorted(runs, key=lambda run: (run[1].created, run[0].name))
+
+
+def _policy_of(path: Path) -> str | None:
+    return read_policy(path).policy if is_policy_run(path) else None

@@ -137,7 +137,7 @@ def restore(
 ) -> Resumed:
     """Load the checkpoint into a fresh trainer and move newer, damaged checkpoints aside."""
     if start.checkpoint is not None:
-        load_checkpoint(trainer, start.checkpoint, config)
+        _load_checkpoint(trainer, start.checkpoint, config)
     skipped, path = start.found.skipped, start.found.path
     store = CheckpointStore(folder.checkpoints)
     aside = [] if path is None else store.move_newer_aside(path)
@@ -150,7 +150,7 @@ def restore(
     return Resumed(trainer, path, start.changed, notes)
 
 
-def load_checkpoint(
+def _load_checkpoint(
     trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig
 ) -> None:
     """Load a checkpoint into a fresh trainer; raises on a mismatch."""

@@ -26,7 +26,7 @@ _NAME: Final = re.compile(r"round-(\d{6,})\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRound:
+class _StoredRound:
     """One round, read from disk."""
 
     path: Path
@@ -66,18 +66,18 @@ class RoundStore:
                 f"cannot write to {self.path}: {error.strerror or error}; {write_advice(error)}"
             ) from error
 
-    def read(self, number: int) -> StoredRound:
+    def read(self, number: int) -> _StoredRound:
         """Read and verify a round."""
         path = self.path_of(number)
         content = read_document(path)
         if not isinstance(content, dict):
             raise EsperError(f"{path} is damaged: expected an object")
         summary = read_record(Summary, content.get("summary"), f"{path} summary")
-        return StoredRound(path, summary, content.get("task"), content.get("result"))
+        return _StoredRound(path, summary, content.get("task"), content.get("result"))
 
-    def read_all(self) -> tuple[list[StoredRound], str]:
+    def read_all(self) -> tuple[list[_StoredRound], str]:
         """All rounds up to the first missing or damaged one, and the error of that one."""
-        found: list[StoredRound] = []
+        found: list[_StoredRound] = []
         for number in range(1, max(self.numbers(), default=0) + 1):
             try:
                 found.append(self.read(number))

@@ -47,7 +47,7 @@ class RunPage {
   }
 
   head() {
-    const { run, budget, setup } = this.data;
+    const { run, setup } = this.data;
     document.title = `${run.name} - Esper`;
     setText(this.title, run.name);
     if (this.state.dataset.state !== run.state) {
@@ -59,7 +59,7 @@ class RunPage {
     setText(this.command, run.resume);
     this.bar.hidden = run.progress === null;
     if (run.progress !== null) this.bar.value = run.progress;
-    const left = budget.seconds_left === null ? "" : `, about ${duration(budget.seconds_left)} left`;
+    const left = run.seconds_left === null ? "" : `, about ${duration(run.seconds_left)} left`;
     setText(this.done, run.unit ? `${progressText(run)}, ${duration(run.seconds)}${left}` : "");
     this.report.hidden = !run.report;
     this.showFacts([

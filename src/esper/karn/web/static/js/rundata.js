@@ -1,7 +1,7 @@
 // What is known of a run, from the messages of its feed.
 
 const SERIES = ["rounds", "learner", "speed", "actions", "anomalies"];
-const REPLACED = ["run", "budget", "frontier", "curves", "curves_total", "contenders"];
+const REPLACED = ["run", "frontier", "curves", "curves_total", "contenders"];
 const MOST_EVENTS = 200;
 const MOST_POINTS = 4000;
 
@@ -12,7 +12,6 @@ export class RunData {
   }
 
   reset() {
-    this.budget = null;
     this.setup = null;
     this.problems = {};
     for (const name of SERIES) this[name] = [];

@@ -1,9 +1,8 @@
-"""The look of all pictures: colours, figures, axes, and PNG files."""
+"""The look of pictures: colours, figures, axes, and PNG files."""
 
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -99,22 +98,3 @@ def write_png(path: Path, figure: Figure) -> None:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": "esper"})
     write_atomic(path, buffer.getvalue())
-
-
-def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:
-    """Return the indices of the Pareto-optimal points, cheapest first; NaN is left out.
-
-    >>> frontier([1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.9])
-    [0, 1, 3]
-    """
-    known = (i for i in range(len(cost)) if not math.isnan(worth[i]))
-    found: list[int] = []
-    for i in sorted(known, key=lambda i: (cost[i], -worth[i])):
-        last = found[-1] if found else None
-        if (
-            last is None
-            or worth[i] > worth[last]
-            or (cost[i], worth[i]) == (cost[last], worth[last])
-        ):
-            found.append(i)
-    return found

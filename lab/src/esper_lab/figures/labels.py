@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from esper.plotting.style import FAINT, INK
+from esper_lab.figures.style import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""How pictures of the lab look: style of matplotlib figures, and labels beside points."""
