@@ -336,6 +336,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             runs = TINY_RUNS if tiny else HOST_RUNS
         budget = Budget(params=self.params, host_runs=runs)
         alone = runs < SEARCH_RUNS
+        # A model of one's own may be larger than params.
+        capped = self.model is not None and self.params is not None
         model, widths = self._model(part.inputs.shape[1], outputs)
         size = _batch_size(len(train))
         training = self._training if self.model is None else _Training()
@@ -344,7 +346,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             epochs=_epochs(len(train) // size) if self.epochs == "auto" else self.epochs,
             batch_size=size,
             device=self.device,
-            widths=() if tiny or alone else widths,
+            widths=() if (tiny or alone) and not capped else widths,
             lr=training.rate if alone else training.rates,
             weight_decay=training.weight_decay
             if self.weight_decay == "auto"

@@ -65,8 +65,20 @@ class FakeNetworks:
         self.made.append(Fake(name, factor, self.stiff))
         return self.made[-1]
 
+    @property
+    def base_fits(self) -> bool:
+        size = self.base.bare_size
+        return self.budget.allows(size.params, size.macs)
+
     def cost_of(self, size: Size, batch_size: int | None = None) -> float:
         return size.train_macs / self.base.size(()).train_macs
+
+
+class Stiff(FakeNetworks):
+    """Networks of a model that cannot be scaled."""
+
+    def scaled(self, name: str, factor: float) -> Fake:
+        raise EsperError("sizes are written out in forward")
 
 
 def spread(cap: float = math.inf, most_cost: float = math.inf, macs_cap: float = math.inf):
@@ -78,11 +90,29 @@ def spread(cap: float = math.inf, most_cost: float = math.inf, macs_cap: float =
     return [one.size(()).params for one in found]
 
 
-@pytest.mark.parametrize("cap", [140, 200, 400, 1000, 2000, 9000])
+@pytest.mark.parametrize("cap", [4, 11, 30, 60, 129, 140, 200, 400, 1000, 2000, 9000])
 def test_the_widest_network_under_a_cap_is_among_them(cap):
     sizes = spread(cap)
     largest = max(params(width) for width in range(1, 200) if params(width) <= cap)
-    assert max(params(WIDTH), *sizes) == largest
+    own = [params(WIDTH)] if params(WIDTH) <= cap else []
+    assert max(own + sizes) == largest
+
+
+def test_below_the_model_widths_run_from_the_widest_that_fits_downwards():
+    sizes = spread(60)
+    assert sizes == [params(width) for width in (1, 2, 3, 5, 6)]
+
+
+def test_a_cap_below_all_widths_names_the_smallest_network():
+    tiny, stiff = FakeNetworks(Budget(params=3)), Stiff(Budget(macs=50))
+    assert refused(lambda: spread_widths(cast(Networks, tiny), 10.0)) == (
+        "budget params=3: your model has 130, and the smallest network that can be made of it 4; "
+        "give params=4 or more, or start from a smaller model"
+    )
+    assert refused(lambda: spread_widths(cast(Networks, stiff), 10.0)) == (
+        "budget macs=50: your model has 1,300, and no smaller network can be made of it (sizes are "
+        "written out in forward); give macs=1300 or more, or start from a smaller model"
+    )
 
 
 def test_the_cap_may_be_on_macs():
@@ -114,10 +144,6 @@ def test_only_networks_that_are_used_are_traced_and_those_without_a_trace_left_o
 
 
 def test_a_model_that_cannot_be_scaled_has_no_other_width():
-    class Stiff(FakeNetworks):
-        def scaled(self, name: str, factor: float) -> Fake:
-            raise EsperError("sizes are written out in forward")
-
     stiff = cast(Networks, Stiff(Budget()))
     assert spread_widths(stiff, 10.0) == []
     said = refused(lambda: named_variants(stiff, (2.0,)))

@@ -131,7 +131,7 @@ def test_data_files_and_objects_are_grown_on(place, tmp_path, monkeypatch, capsy
         ("mine.py:wide --train mine.py:train", "6"),
         ("broken.py:model --train mine.py:train", "fails: ZeroDivisionError at broken.py:2"),
         ("syntax.py:model --train mine.py:train", "syntax.py fails: SyntaxError"),
-        ("mine.py:model --train mine.py:train --params 3", "your model itself has 146"),
+        ("mine.py:model --train mine.py:train --params 3", "your model has 146, and the smallest"),
         ("mine.py:model --train mine.py:train --minutes -1", "must be above 0"),
         ("mine.py:model --train mine.py:train --slots nowhere", "no module of that name"),
         ("mine.py:model --train mine.py:train --loss hinge", "hinge"),

@@ -163,6 +163,15 @@ def test_the_cap_on_parameters_holds_and_other_widths_use_it():
     assert 2 * grown.result_.host.params > 140, "twice as wide uses what the cap allows"
 
 
+def test_a_model_of_your_own_is_fitted_into_a_cap_below_it():
+    def model(features, outputs):
+        return nn.Sequential(nn.Linear(features, 9), nn.Tanh(), nn.Linear(9, outputs))
+
+    grown = quick(model=model, params=40, host_runs=3).fit(X[:50], Y[:50])
+    assert grown.result_.host.params == 5 * 9 + 10 * 3
+    assert sum(p.numel() for p in grown.model_.parameters()) <= 40
+
+
 def test_a_model_of_your_own_is_grown():
     built = []
 

@@ -110,6 +110,11 @@ class GrowInfo:
     weights: str = ""
     """SHA-256 of the weights that the model was given with; empty: it was not."""
 
+    @property
+    def host_fits(self) -> bool:
+        """Whether the model as given is within the budget, and may be picked."""
+        return self.budget.allows(self.host_params, self.host_macs)
+
     def rank(self, score: float, params: int) -> tuple[float, int]:
         """Sort key of a network: the better score, then the smaller size; NaN is the worst."""
         merit = score if self.higher_is_better else -score

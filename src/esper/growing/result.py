@@ -160,7 +160,8 @@ class GrowResult:
                 f"esper.grow(..., resume={str(path)!r})"
             )
         record = read_record(ResultRecord, read_document(path / RESULT), str(path / RESULT))
-        if record.pick not in {one.number for one in (*record.networks, record.host)}:
+        hosts = (record.host,) if info.host_fits else ()
+        if record.pick not in {one.number for one in (*record.networks, *hosts)}:
             raise EsperError(f"{path / RESULT} is damaged: its pick {record.pick} is no network")
         stored = StoredNetworks(path, info, model, trust)
         return GrowResult(
@@ -181,7 +182,7 @@ class GrowResult:
 
     @property
     def frontier(self) -> list[GrownNetwork]:
-        """All networks, smallest first."""
+        """All networks within the budget that none beats, smallest first."""
         return [self._network(record) for record in self.record.networks]
 
     @property
@@ -209,15 +210,19 @@ class GrowResult:
         return read_table(self.folder)
 
     def pick(self, params: float | None = None, macs: float | None = None) -> GrownNetwork:
-        """The network with the best validation score within these limits."""
+        """The network with the best validation score within these limits and those of the budget.
+
+        So a model that was given above the budget is never picked.
+        """
+        candidates = [*self.frontier, self.host] if self.info.host_fits else self.frontier
         within = [
             network
-            for network in (*self.frontier, self.host)
+            for network in candidates
             if (params is None or network.params <= params)
             and (macs is None or network.macs <= macs)
         ]
         if not within:
-            smallest = min((*self.frontier, self.host), key=lambda n: n.params)
+            smallest = min(candidates, key=lambda n: n.params)
             raise EsperError(
                 f"no network within params={params}, macs={macs}: the smallest has "
                 f"{smallest.params} parameters and {smallest.macs} MACs"
@@ -270,6 +275,8 @@ def _cells(network: GrownNetwork) -> tuple[str, ...]:
     seeds = [f"{name} {place}" for place, name in network.seeds.items()]
     width = [f"{record.variant} as wide"] if record.variant else []
     described = ", ".join((*width, *seeds)) or "none: your model"
+    if not network.info.host_fits and record.variant == "":
+        described += ", above the budget"
     if record.origin in ("grown", "pruned"):
         described += f" ({record.origin})"
     if record.cut:

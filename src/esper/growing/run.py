@@ -49,7 +49,7 @@ from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Running, Trainer
 from esper.growing.trainers.task import Task, scalar_loss
-from esper.growing.widths import named_variants, named_widths, spread_widths
+from esper.growing.widths import named_variants, named_widths, narrowest, spread_widths
 from esper.jobs.settings import JobSettings
 from esper.kasmina.tracing import ScaledModel, Scaling, carry_weights, finished_model
 from esper.leyline.codec import to_json
@@ -177,6 +177,7 @@ class GrowRun:
         """Measure the size of the model, and its speed if time is limited; decide the lengths."""
         with self._explained():
             self.networks.trial()
+            self._require_smaller()
             self.length, self.each = self.full, math.nan
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
@@ -262,7 +263,7 @@ class GrowRun:
     def _scaling(self) -> Scaling:
         problem, settings = self.problem, self.settings
         example = problem.data.example().inputs
-        return Scaling(problem.model, example, settings.output, settings.slots)
+        return Scaling(problem.model, example, settings.output, settings.slots, needs_slots=False)
 
     def _scaled(self, factor: float) -> ScaledModel:
         found, names = self._scaling.at(factor), self.settings.blueprints
@@ -275,11 +276,25 @@ class GrowRun:
         wanted = self.settings.widths
         if wanted != "auto":
             return named_variants(self.networks, wanted)
-        if self._is_trained():
+        if self.networks.base_fits and self._is_trained():
             return []
         most = MAX_SHARE * (self.limits.runs - 1.0)
         in_time = search.clock.most_cost(search.table.rows[0], MAX_SHARE)
         return spread_widths(self.networks, self.ranks.measured(min(most, in_time)))
+
+    def _require_smaller(self) -> None:
+        """Raise if the model exceeds the budget, and no smaller version of it can be searched."""
+        if self.networks.base_fits:
+            return
+        if not self.settings.widths:
+            size = self.networks.base.bare_size
+            name, has = self.budget.excess(size.params, size.macs)
+            raise EsperError(
+                f"budget {name}={getattr(self.budget, name):g}: your model has {has:,}, and "
+                f"widths=() leaves no smaller one; give {name}={has} or more, or widths='auto'"
+            )
+        if self.settings.widths == "auto":
+            narrowest(self.networks)
 
     def _is_trained(self) -> bool:
         """Whether the model was given with weights that already solve the problem in part."""
@@ -298,6 +313,12 @@ class GrowRun:
             say(note)
         size = self.networks.base.size(self.networks.base.bare)
         say(f"{trace.name}: {size.params:,} parameters, {size.macs:,} MACs")
+        if not self.networks.base_fits:
+            name, _ = self.budget.excess(size.params, size.macs)
+            say(
+                f"that is above {name}={getattr(self.budget, name):g}: it is trained as the "
+                f"reference, and narrower versions, with fresh weights, are searched"
+            )
         if trace.hooked:
             say(f"{trace.name} runs whole, by hooks: torch.fx cannot trace it ({trace.hooked})")
         for path, reason in trace.untraced.items():

@@ -88,4 +88,4 @@ class StoredNetworks:
             raise EsperError(f"{self.run}: no width {shown(variant)}, or no output") from None
         if not factors:
             return trace_model(model, example, slots or 8, output, needs_slots=False)
-        return scaled_model(model, example, factors[0], output, slots or 8).host
+        return scaled_model(model, example, factors[0], output, slots or 8, False).host

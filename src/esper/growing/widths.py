@@ -2,7 +2,7 @@
 
 The widest that the budget allows comes first, then narrower ones at equal steps. Under a cap the
 best network is often the widest that fits, so that one is searched for, not taken from a fixed
-list.
+list. A cap may be below the model itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from esper.growing.networks import Networks, Variant
+from esper.kasmina.layers.counting import Size
 from esper.leyline.errors import EsperError
 
 WIDEST: Final = 4.0
@@ -27,6 +28,8 @@ TRIALS: Final = 6
 """Networks that are built to find the widest one."""
 CLOSE: Final = 1.01
 """Ratio of widths that makes no difference."""
+SMALLEST: Final = (0.001, 0.03, 0.1, 0.25, 0.5)
+"""Widths that are tried until one can be made, to find the smallest network."""
 
 
 def spread_widths(networks: Networks, most_cost: float) -> list[Variant]:
@@ -35,15 +38,44 @@ def spread_widths(networks: Networks, most_cost: float) -> list[Variant]:
     `most_cost`: of training one, relative to the model as given.
     """
     found = _Widths(networks, most_cost)
-    if not networks.base.bare or found.variant(1.0) is None:
-        return []  # it has no places, or cannot be scaled
-    top = found.widest()
+    if networks.base_fits:
+        if not networks.base.bare or found.variant(1.0) is None:
+            return []  # it has no places, or cannot be scaled
+        top = found.widest()
+    else:
+        top = found.widest_below(narrowest(networks)[0])
     step = max(STEP, (top / NARROWEST) ** (1.0 / COUNT))
     for place in range(COUNT + 1):  # one of them may be the model itself
         found.variant(short(top / step**place))
     del found.variants[networks.base.bare_size.params]
     others = [variant for variant in found.variants.values() if _is_traced(variant)]
     return sorted(others, key=lambda variant: variant.bare_size.params)
+
+
+def narrowest(networks: Networks) -> tuple[float, Size]:
+    """The narrowest width that can be made, and its size.
+
+    Raises if there is none, or if even that exceeds the budget.
+    """
+    size, budget = networks.base.bare_size, networks.budget
+    name, has = budget.excess(size.params, size.macs)
+    limit = f"budget {name}={getattr(budget, name):g}: your model has {has:,}"
+    advice = f"give {name}={has} or more, or start from a smaller model"
+    reason = ""
+    for factor in SMALLEST:
+        try:
+            found = networks.scaled(width_name(factor), factor).bare_size
+        except EsperError as error:
+            reason = str(error)
+            continue
+        if not budget.allows(found.params, found.macs):
+            name, has = budget.excess(found.params, found.macs)
+            raise EsperError(
+                f"{limit}, and the smallest network that can be made of it {has:,}; give "
+                f"{name}={has} or more, or start from a smaller model"
+            )
+        return factor, found
+    raise EsperError(f"{limit}, and no smaller network can be made of it ({reason}); {advice}")
 
 
 def named_variants(networks: Networks, factors: Sequence[float]) -> list[Variant]:
@@ -53,7 +85,7 @@ def named_variants(networks: Networks, factors: Sequence[float]) -> list[Variant
         try:
             made = networks.scaled(width_name(factor), factor)
             size = made.size(made.bare)  # traces it
-            networks.budget.check_host(size.params, size.macs)
+            networks.budget.require(size.params, size.macs)
         except EsperError as error:
             raise EsperError(f"width {factor:g}: {error}") from error
         found.setdefault(size.params, made)
@@ -109,13 +141,23 @@ class _Widths:
                 low, room = trial, self._room(made)
         return low
 
+    def widest_below(self, fits: float) -> float:
+        """The largest width that fits, where the model itself does not; `fits`: one that does."""
+        # Sizes shrink with the width, at least, and at most with its square.
+        room = self._room(self.networks.base)
+        low, high = max(fits, room / 2), min(1.0, CLOSE * math.sqrt(room))
+        for _ in range(TRIALS):
+            trial = short(math.sqrt(low * high))
+            if self._made(trial) is None:
+                high = trial
+            else:
+                low = fits = trial
+        return fits
+
     def _room(self, variant: Variant) -> float:
         """By how much a network may grow within the limits on its size."""
-        size, budget = variant.bare_size, self.networks.budget
-        return min(
-            math.inf if budget.params is None else budget.params / max(1, size.params),
-            math.inf if budget.macs is None else budget.macs / max(1, size.macs),
-        )
+        size = variant.bare_size
+        return self.networks.budget.room(size.params, size.macs)
 
 
 def _is_traced(variant: Variant) -> bool:
