@@ -95,7 +95,7 @@ class ScaledModel:
     @cached_property
     def host(self) -> HostTrace:
         """Its trace; made when first asked for."""
-        with _plain_kernels():
+        with plain_kernels():
             return self.trace()
 
 
@@ -165,7 +165,7 @@ class Scaling:
         self._output, self._slots, self._needs_slots = output, slots, needs_slots
         self._tried: dict[str, ScaledModel | str] = {}
         """By rule: close factors round to one."""
-        with kept_random_state(), _plain_kernels():
+        with kept_random_state(), plain_kernels():
             self._factory = factory_of(model)
             self._base = build(self._factory, 0, "model").cpu()
             check_parameters(self._base)
@@ -182,7 +182,7 @@ class Scaling:
         """Try rules until a scaled model runs as the user's does; raises if none does."""
         if not 0 < factor < float("inf"):
             raise EsperError(f"factor={factor}: must be positive and finite")
-        with kept_random_state(), _plain_kernels():
+        with kept_random_state(), plain_kernels():
             return self._scaled(factor)
 
     def _shown(self, is_instance: bool) -> Initialisation:
@@ -404,7 +404,7 @@ class _Calls(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _plain_kernels() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     """Let torch's encoder layers call their parts, which hooks see; compute without oneDNN, which
     prepares every shape anew: that takes longer than a few samples do.
     """
