@@ -347,6 +347,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             batch_size=size,
             device=self.device,
             widths=() if (tiny or alone) and not capped else widths,
+            depths=() if (tiny or alone) and not capped else "auto",
             lr=training.rate if alone else training.rates,
             weight_decay=training.weight_decay
             if self.weight_decay == "auto"

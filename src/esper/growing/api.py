@@ -46,6 +46,7 @@ def grow(
     slots: int | Sequence[str] = 8,
     blueprints: Sequence[str] | None = None,
     widths: Sequence[float] | Literal["auto"] = "auto",
+    depths: Sequence[float] | Literal["auto"] = "auto",
     policy: str = "auto",
     epochs: float | Literal["auto"] = "auto",
     optimizer: str = "auto",

@@ -23,6 +23,7 @@ from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError
+from esper.leyline.variants import describe_variant
 from esper.tasks.measuring import Measured, difference, judge
 
 
@@ -177,6 +178,6 @@ def _facts(
 
 def _change(pick: NetworkRecord) -> str:
     """How a network differs from the model as given."""
-    width = f"{pick.variant} as wide" if pick.variant else ""
     seeds = "grown" if any(pick.topology) else ""
-    return " and ".join(part for part in (width, seeds) if part) or "trained at another rate"
+    parts = [part for part in (describe_variant(pick.variant), seeds) if part]
+    return " and ".join(parts) or "trained at another rate"

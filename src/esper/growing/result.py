@@ -17,6 +17,7 @@ from esper.growing.stored import Model, StoredNetworks
 from esper.kasmina.export.export import export_model, require_suffix
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
+from esper.leyline.variants import describe_variant
 from esper.storage.sealed_json import read_document
 
 
@@ -26,7 +27,7 @@ class NetworkRecord:
 
     number: int
     variant: str
-    """Width of the host as a multiple of the model's, as "x2"; empty for the model's own."""
+    """Width and depth as multiples of the model's, as "x2 d0.5"; empty for the model's own."""
     topology: tuple[str, ...]
     """Blueprint of each slot, "" for an empty one."""
     origin: Origin
@@ -273,7 +274,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _cells(network: GrownNetwork) -> tuple[str, ...]:
     record = network.record
     seeds = [f"{name} {place}" for place, name in network.seeds.items()]
-    width = [f"{record.variant} as wide"] if record.variant else []
+    width = [describe_variant(record.variant)] if record.variant else []
     described = ", ".join((*width, *seeds)) or "none: your model"
     if not network.info.host_fits and record.variant == "":
         described += ", above the budget"

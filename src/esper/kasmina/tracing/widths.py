@@ -185,6 +185,20 @@ class Scaling:
         with kept_random_state(), plain_kernels():
             return self._scaled(factor)
 
+    def own(self) -> ScaledModel:
+        """The model at its own width, with its own weights."""
+        with kept_random_state(), plain_kernels():
+            size = self._trained[1]
+        parameters = sum(p.numel() for p in self._base.parameters())
+        return ScaledModel(
+            self._factory, 1.0, parameters, {}, size, size, self._tracer(self._factory)
+        )
+
+    def _tracer(self, factory: Factory) -> Callable[[], HostTrace]:
+        return partial(
+            trace_model, factory, self._example, self._slots, self._output, self._needs_slots, True
+        )
+
     def _shown(self, is_instance: bool) -> Initialisation:
         """Look at the weights of an instance, or of several models of a factory."""
         size = sum(p.numel() for p in self._base.parameters())
@@ -234,11 +248,10 @@ class Scaling:
             return plan.apply(factory().cpu(), initialisation)
 
         parameters = sum(p.numel() for p in model.parameters())
-        trace = partial(
-            trace_model, scaled, self._example, self._slots, self._output, self._needs_slots, True
-        )
         given = self._trained[1]
-        return ScaledModel(scaled, math.nan, parameters, rule.table, size, given, trace)
+        return ScaledModel(
+            scaled, math.nan, parameters, rule.table, size, given, self._tracer(scaled)
+        )
 
     def _choices(
         self, widths: Sequence[int], factor: float
