@@ -174,8 +174,8 @@ class _Widths:
         """The network of a width, whatever its size."""
         if factor not in self._built:
             try:
-                self._built[factor] = self.networks.scaled(factor, self.depth)
-                self._built[factor].bare_size  # noqa: B018  # may raise
+                made = self.networks.scaled(factor, self.depth)
+                self._built[factor] = made if made.bare_size else None  # may raise
             except EsperError:
                 self._built[factor] = None
         return self._built[factor]
