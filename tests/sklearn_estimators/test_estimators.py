@@ -292,7 +292,24 @@ def test_a_column_of_text_is_named():
             return self.to_numpy().astype(dtype or object)
 
     line = refused(lambda: quick().fit(Frame(), [0, 1, 0]))
-    assert line.startswith("X: column 'city' holds text such as 'Rome'; encode it as numbers, as p")
+    assert line.startswith("X: column 'city' holds text such as 'Rome'; categorical='auto' encod")
+
+
+@pytest.mark.parametrize("kind", [GrowingClassifier, GrowingRegressor])
+def test_columns_of_text_are_encoded_on_request(kind):
+    city = np.array(["Rome", "Oslo", "Lima"], dtype=object)[Y]
+    table = {"size": X[:, 0], "city": city}
+    y = Y if kind is GrowingClassifier else Y.astype(float)
+    estimator = kind(categorical="auto", host_runs=1, epochs=20, random_state=0).fit(table, y)
+    assert estimator.score(table, y) > 0.8, "the city decides"
+    assert estimator.n_features_in_ == 2
+    again = pickle.loads(pickle.dumps(estimator))
+    new = {"size": [0.0, 1.0], "city": [None, "Bonn"]}
+    assert np.isfinite(again.predict(new)).all()
+    encoded = again.result_.encode(new)
+    assert encoded.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
+    line = refused(lambda: again.predict({"city": ["Rome"]}))
+    assert line == "X: no column 'size', which train has; they have 'city'"
 
 
 def test_a_target_that_never_changes_is_one_line():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from esper.growing.folder import RESULT, GrowInfo, read_info, read_table
 from esper.growing.runs import Origin, Recipe, Table
@@ -229,6 +229,18 @@ class GrowResult:
                 f"{smallest.params} parameters and {smallest.macs} MACs"
             )
         return max(within, key=lambda network: self.info.rank(network.val_score, network.params))
+
+    def encode(self, rows: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """Inputs of the networks for new rows of a table, encoded as train was.
+
+        One tensor; or numbers and codes, for a model of two inputs: `model(*result.encode(rows))`.
+        """
+        if self.info.encoding is None:
+            raise EsperError(
+                "encode: the search was made without categorical=, so networks take the tensors "
+                "that the data yield"
+            )
+        return self.info.encoding.encode(rows)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write a self-contained HTML page; returns its path."""

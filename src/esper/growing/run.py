@@ -513,6 +513,7 @@ class GrowRun:
             full_length=self.full.batches,
             higher_is_better=problem.metric.higher_is_better,
             settings=settings.record(),
+            encoding=problem.data.encoding,
         )
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:

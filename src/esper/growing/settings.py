@@ -40,6 +40,9 @@ class GrowSettings:
 
     columns: Sequence[str] | None = None
     """Names of the inputs and then of the target, for tables and dict samples."""
+    categorical: Literal["auto"] | Sequence[int | str] | None = None
+    """Columns of a table to encode, by name or place; auto: those of text, categories or booleans;
+    None: none are."""
     stream: StreamChoice = "auto"
     """Whether train is read anew in every epoch; auto: if it does not fit in memory, or if reading
     a sample twice gives different values."""
@@ -116,6 +119,9 @@ class GrowSettings:
         return [
             ("columns", columns is None or (_is_list(columns) and len(columns) > 1),
              "name the inputs and then the target, as in ('image', 'label')"),
+            ("categorical", self.categorical in (None, "auto") or (
+                _is_list(self.categorical) and len(self.categorical or ()) > 0),
+             "name columns of a table, as in ['city'], or give 'auto', or None"),
             ("batch_size", size is None or (_is_whole(size) and size > 0),
              "give a whole number of 1 or more"),
             ("blueprints", names is None or (_is_list(names) and len(names) > 0),
