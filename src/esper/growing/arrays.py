@@ -150,16 +150,16 @@ def check_columns(frame: Any, array: npt.NDArray[Any], where: str) -> None:
     """Raise if a column of a data frame holds something else than numbers; `array`: its values."""
     texts, first = list[str](), ""
     for name, values in zip(getattr(frame, "columns", ()), array.T, strict=False):
-        for value in values:
-            if isinstance(value, str):
-                first = first or value
-                texts.append(str(name))
-                break
-            if not isinstance(value, int | float | np.number | np.bool_):
-                raise EsperError(
-                    f"{where}: column {str(name)!r} holds {type(value).__name__} such as "
-                    f"{shown(str(value))}; encode it as numbers, fill the gaps, or leave it out"
-                )
+        others = [v for v in values if not isinstance(v, int | float | np.number | np.bool_)]
+        words = [value for value in others if isinstance(value, str)]
+        if words:
+            first = first or words[0]
+            texts.append(str(name))
+        elif others:
+            raise EsperError(
+                f"{where}: column {str(name)!r} holds {type(others[0]).__name__} such as "
+                f"{shown(str(others[0]))}; encode it as numbers, fill the gaps, or leave it out"
+            )
     if texts:
         several = (
             f"columns {shown(', '.join(texts))} hold"

@@ -68,8 +68,9 @@ class Encoding:
                 f"{len(self.numbers)}] and {len(self.categories)} codes [B, "
                 f"{len(self.categories)}]; codes of each column: {names}"
             )
+        count = len(self.numbers)
         return (
-            f"a row has {self.width} columns after encoding: {len(self.numbers)} numbers and "
+            f"a row has {self.width} columns after encoding: {count} of numbers and "
             f"{self.width - len(self.numbers)} one-hot columns of "
             f"{', '.join(name for name, _ in self.categories)}"
         )
