@@ -38,13 +38,15 @@ def read_parts(
     *,
     sample_weights: Any = None,
     memory_limit: float | None = None,
+    two_inputs: bool = False,
     **settings: Any,
 ) -> GrowData:
     """The data of a search with these settings; `memory_limit`: bytes that a part may take."""
     with pytest.MonkeyPatch.context() as patched:
         if memory_limit is not None:
             patched.setattr("esper.growing.data.free_bytes", lambda _: memory_limit / MEMORY_SHARE)
-        return read_data(train, val, test, GrowSettings(**settings), sample_weights)
+        chosen = GrowSettings(**settings)
+        return read_data(train, val, test, chosen, sample_weights, two_inputs)
 
 
 def runs_of(folder: Path) -> tuple[Row, ...]:

@@ -3,7 +3,8 @@
     result = esper.grow(model, train=(x, y), budget=esper.Budget(params=50_000, minutes=10))
 
 Importing this module imports nothing else, so that `--help` stays fast: `grow`, `Budget`,
-`GrowResult`, `EsperError` and `Policy` (for controllers of your own) are loaded at first use.
+`GrowResult`, `encoded_columns`, `EsperError` and `Policy` (for controllers of your own) are loaded
+at first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.growing.api import grow as grow
     from esper.growing.budget import Budget as Budget
+    from esper.growing.encoding import encoded_columns as encoded_columns
     from esper.growing.result import GrowResult as GrowResult
     from esper.leyline.errors import EsperError as EsperError
     from esper.tamiyo.policy import Policy as Policy
@@ -18,12 +20,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 """The one place of the version: the build reads it from here."""
 
-__all__ = ["Budget", "EsperError", "GrowResult", "Policy", "__version__", "grow"]
+__all__ = [
+    "Budget",
+    "EsperError",
+    "GrowResult",
+    "Policy",
+    "__version__",
+    "encoded_columns",
+    "grow",
+]
 
 _HOMES = {
     "grow": "esper.growing.api",
     "Budget": "esper.growing.budget",
     "GrowResult": "esper.growing.result",
+    "encoded_columns": "esper.growing.encoding",
     "EsperError": "esper.leyline.errors",
     "Policy": "esper.tamiyo.policy",
 }

@@ -6,7 +6,8 @@
     classifier.predict_proba(X_new), classifier.model_, classifier.result_
 
 Parts of the samples are held out to choose the network, which is then trained again on all of
-them. `model_` takes the features as they are: standardising them is part of its graph.
+them. `model_` takes the features as they are, or as `encoding_` encodes them: standardising them is
+part of its graph.
 
 Shape letters: N samples, D features, K outputs.
 """
@@ -20,7 +21,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
@@ -37,6 +38,7 @@ from torch import Tensor, fx, nn
 from esper.growing.api import prepare_run, write_report
 from esper.growing.arrays import check_columns
 from esper.growing.budget import Budget
+from esper.growing.encoding import Categorical, Encoding, learn_encoding
 from esper.growing.folder import GrowFolder
 from esper.growing.parts import GrowPart, sample_keys
 from esper.growing.problem import Model
@@ -46,6 +48,7 @@ from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.run import GrowRun
 from esper.growing.runs import Table
 from esper.growing.settings import GrowSettings
+from esper.growing.tables import read_table
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError, shown
 from esper.tasks.splits import cut_samples
@@ -234,6 +237,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
     model_: nn.Module
     result_: KeptResult
     n_features_in_: int
+    encoding_: Encoding | None
 
     _training: ClassVar = _Training()
 
@@ -249,6 +253,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         validation_fraction: float = 0.2,
         refit: bool = True,
         standardize: bool = True,
+        categorical: Categorical | None = None,
         random_state: Any = None,
         device: str = "auto",
         folder: str | os.PathLike[str] | None = None,
@@ -263,6 +268,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         self.validation_fraction = validation_fraction
         self.refit = refit
         self.standardize = standardize
+        self.categorical = categorical
         self.random_state = random_state
         self.device = device
         self.folder = folder
@@ -272,6 +278,19 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
 
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         """Return arrays; a column of a data frame that holds no numbers is named."""
+        self.encoding_ = None
+        if self.categorical is not None:
+            table = read_table(X, "X")
+            self.encoding_ = learn_encoding(table, self.categorical, "X")
+            encoded = self.encoding_.inputs(table, "X")
+            found = self._checked(encoded.numpy(), y, **options)  # type: ignore[union-attr]
+            self.n_features_in_ = len(table)
+            if hasattr(X, "columns"):
+                self.feature_names_in_ = np.array(list(table), dtype=object)
+            return found
+        return self._checked(X, y, **options)
+
+    def _checked(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
         try:
             return validate_data(  # type: ignore[no-any-return]
                 self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES,
@@ -315,7 +334,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         models = {number: wrap(network) for number, network in networks.items()}
         self.result_ = KeptResult(
             result.record,
-            result.info,
+            replace(result.info, encoding=self.encoding_),
             result.folder,
             partial(_network_of, models),
             partial(_example, x_ND.shape[1]),
@@ -336,6 +355,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             runs = TINY_RUNS if tiny else HOST_RUNS
         budget = Budget(params=self.params, host_runs=runs)
         alone = runs < SEARCH_RUNS
+        # A model of one's own may be larger than params.
+        capped = self.model is not None and self.params is not None
         model, widths = self._model(part.inputs.shape[1], outputs)
         size = _batch_size(len(train))
         training = self._training if self.model is None else _Training()
@@ -344,7 +365,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             epochs=_epochs(len(train) // size) if self.epochs == "auto" else self.epochs,
             batch_size=size,
             device=self.device,
-            widths=() if tiny or alone else widths,
+            widths=() if (tiny or alone) and not capped else widths,
+            depths=() if (tiny or alone) and not capped else "auto",
             lr=training.rate if alone else training.rates,
             weight_decay=training.weight_decay
             if self.weight_decay == "auto"
@@ -402,7 +424,10 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
     def _outputs(self, X: Any) -> Doubles:
         """Outputs of the network `[N, K]`."""
         check_is_fitted(self)
-        x_ND = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        if self.encoding_ is None:
+            x_ND = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        else:
+            x_ND = self.encoding_.encode(X, "X").numpy()  # type: ignore[union-attr]
         blocks = []
         with torch.no_grad():
             for first in range(0, len(x_ND), ROWS):
@@ -432,6 +457,8 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     validation_fraction : share of the samples that chooses between networks.
     refit : whether the chosen network is trained again on all samples.
     standardize : whether features are standardised; the network that comes back does it itself.
+    categorical : columns of X to encode as one-hot columns, by name or place, or "auto": those of
+        text, categories or booleans; None: none. Values that fit has not seen are 0 in all of them.
     random_state : seed of the split, the batches, the weights and the search.
     device : "auto", "cpu" or "cuda".
     folder : where the run folder is made; None: nothing is kept on disk.
@@ -442,6 +469,7 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     classes_ : labels, in the order of the columns of `predict_proba`.
     model_ : the network, a plain `nn.Module` that takes features and returns logits.
     result_ : the search, an `esper.GrowResult`: frontier, verdict, `pick(params=...)`.
+    encoding_ : how rows are encoded, or None; `model_` takes `encoding_.encode(X)`.
     n_features_in_, feature_names_in_ : as in scikit-learn.
     """
 

@@ -23,6 +23,7 @@ from esper.growing.progress import ProgressPrinter
 from esper.growing.search import control_numbers, frontier_numbers
 from esper.growing.settings import GrowSettings
 from grow_support import read_parts, runs_of
+from support import refused
 
 
 def data(samples: int = 240, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -113,6 +114,37 @@ def test_the_limits_on_size_hold_for_every_network(tmp_path):
     budget = esper.Budget(params=host + 30, host_runs=4)
     found = grow(tmp_path, budget=budget, epochs=4, widths="auto")
     assert max(row.params for row in runs_of(found.folder)) <= host + 30
+
+
+def test_a_model_is_fitted_into_a_cap_below_it(tmp_path):
+    """It is trained in full as the reference, and smaller networks compete under the cap."""
+    budget = esper.Budget(params=40, host_runs=4)
+    found = grow(tmp_path, budget=budget, epochs=2, widths="auto")
+    first, *others = runs_of(found.folder)
+    assert (first.origin, first.trained, first.params) == ("given", found.info.length, 89)
+    assert 30 < max(row.params for row in others) <= 40
+    assert found.host.params == 89
+    assert all(network.params <= 40 for network in (found.best, *found.frontier))
+    assert found.pick(params=1000).params <= 40
+    said = str(found)
+    assert f"as wide, to {found.best.params} parameters (your model: 89), test accuracy" in said
+    assert "none: your model, above the budget" in said.splitlines()[-3]
+    assert str(esper.GrowResult.load(found.folder)) == said
+    again = grow(tmp_path, budget=budget, epochs=2, widths="auto", resume=found.folder)
+    assert str(again) == said
+
+
+def test_a_cap_below_the_model_and_nothing_smaller_is_one_line(tmp_path):
+    budget = esper.Budget(params=40, host_runs=1)
+    said = refused(lambda: grow(tmp_path, budget=budget, epochs=1, widths="auto"))
+    assert said.startswith(
+        "budget params=40: your model, the reference, has 89; of networks within the limit none "
+        "was trained yet; give the search more host_runs or minutes, with resume='"
+    )
+    assert refused(lambda: grow(tmp_path, budget=budget, widths=())) == (
+        "budget params=40: your model has 89, and widths=() leaves no smaller one; give params=89 "
+        "or more, or widths='auto'"
+    )
 
 
 class Choosy(nn.Module):

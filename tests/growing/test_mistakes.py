@@ -154,7 +154,7 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((OBJECTS, Y), {}, "train inputs: an object array of ragged samples; pad or crop all"),
     ((X.numpy().astype(object), Y), {}, "train inputs: an object array of float; give numbers, as"),
     ((np.array([["a", "b"]] * N), Y), {}, "train inputs: strings such as 'a'; networks take numb"),
-    ((TEXTS, Y), {}, "train inputs: column 'city' holds text such as 'Rome'; encode it as numbers"),
+    ((TEXTS, Y), {}, "train inputs: column 'city' holds text such as 'Rome'; categorical='aut"),
     ((GAPS, Y), {}, "train inputs: column 'age' holds NoneType such as 'None'; encode it as num"),
     ((np.zeros((N, 3), "datetime64[s]"), Y), {}, "train inputs: dates (datetime64[s]); give numb"),
     (([[1.0], [1.0, 2.0]], [0, 1]), {}, "train inputs: a ragged list, its rows of 1 to 2 entries"),

@@ -55,8 +55,7 @@ def test_pick_and_model_are_trained_on_train_and_val_before_test_is_looked_at(tm
     again = {number for number, record in records.items() if record.refit}
     assert again == {result.record.pick, result.record.host.number}
     assert "(refit)" in str(result)
-    searched = esper.grow(mlp, (X, Y), budget=esper.Budget(host_runs=1), epochs=8, widths=(), lr=0.05,
-                          folder=tmp_path / "plain", verbose=False, device="cpu")  # fmt: skip
+    searched = grow(tmp_path, refit=False)
     assert not any(one.record.refit for one in searched.frontier)
     one, other = result.model.state_dict(), searched.model.state_dict()
     assert any(not torch.equal(one[name], other[name]) for name in one)

@@ -20,10 +20,11 @@ from esper.scripts.grow import Grow
 FIELDS = {field.name: field for field in dataclasses.fields(GrowSettings)}
 PAGE = (Path(__file__).parents[2] / "docs" / "grow.md").read_text()
 SAMPLE = {
-    "columns": ["a", "b"], "stream": "never", "batch_size": 7, "loss": "mse", "metric": "r2",
+    "columns": ["a", "b"], "categorical": ["a", 2], "stream": "never", "batch_size": 7,
+    "loss": "mse", "metric": "r2",
     "class_weights": [1.0, 2.0], "label_smoothing": 0.1, "augment": "flip",
     "output": 1, "slots": ["layer1"],
-    "blueprints": ["norm"], "widths": [0.5], "policy": "random", "epochs": 2.0,
+    "blueprints": ["norm"], "widths": [0.5], "depths": [2.0], "policy": "random", "epochs": 2.0,
     "optimizer": "sgd", "lr": [0.1, 0.2], "weight_decay": 0.3, "clip": 2.0, "amp": True,
     "refit": False,
     "seed": 5, "device": "cpu", "executor": "sharded", "on": "ray",

@@ -88,6 +88,16 @@ def test_a_difference_has_its_interval_and_the_number_of_samples(value, low, hig
     )
 
 
+def test_what_a_cap_below_the_model_costs_is_said():
+    small = replace(WIDER, pick=Judged(200, 0.88, "x0.5 as wide"), reference=True)
+    worse = Difference(-0.02, -0.03, -0.01, 100)
+    assert verdict(replace(small, difference=worse)) == (
+        "x0.5 as wide, to 200 parameters (your model: 500), test accuracy 0.8800, 2.0 points below "
+        "your model (95 % -3.0 to -1.0, n = 100)"
+    )
+    assert "level with your model" in verdict(replace(small, difference=RIGHT.difference))
+
+
 def test_points_are_for_shares_alone_and_lower_may_be_better():
     mae = replace(
         WIDER, metric="mae", higher_is_better=False, in_points=False, constant=40.0,
@@ -143,13 +153,14 @@ def test_what_was_tried_is_read_from_the_runs():
             replace(first, number=3, params=95, trained=100, status="cut"),
             replace(first, number=4, trained=25, score=math.nan, diverged=True),
             replace(first, number=5, trained=0, status="planned"),
+            replace(first, number=6, params=600, macs=2000),
         ],
         0,
-        cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget())),
+        cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget(macs=1e3))),
         complete=True,
     )
     assert found == Tried(
-        networks=5, in_full=2, host_in_full=True, diverged=1, sizes=(50, 80), rates=(0.01, 0.03),
+        networks=6, in_full=3, host_in_full=True, diverged=1, sizes=(50, 80), rates=(0.01, 0.03),
         cap=None, batches=100, wanted_batches=100, complete=True,
     )  # fmt: skip
 

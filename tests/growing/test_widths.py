@@ -15,13 +15,15 @@ from esper.growing.budget import Budget
 from esper.growing.networks import Networks, Size
 from esper.growing.widths import (
     COUNT,
+    SMALLEST,
     WIDEST,
     named_variants,
-    named_widths,
-    spread_widths,
-    width_name,
+    remade_variants,
+    require_smaller,
+    spread_variants,
 )
 from esper.leyline.errors import EsperError
+from esper.leyline.variants import read_variant, variant_name
 from support import refused
 
 WIDTH = 10
@@ -37,10 +39,10 @@ class Fake:
 
     bare = ("",)
 
-    def __init__(self, name: str, factor: float, stiff: Sequence[str] = ()) -> None:
-        self.name, self.stiff = name, stiff
+    def __init__(self, factor: float, depth: float, stiff: Sequence[str] = ()) -> None:
+        self.name, self.stiff = variant_name(factor, depth), stiff
         self.traced = 0
-        number = params(max(1, round(factor * WIDTH)))
+        number = round(depth * params(max(1, round(factor * WIDTH))))
         self.bare_size = Size(number, 10 * number, 30 * number)
 
     def size(self, topology: tuple[str, ...]) -> Size:
@@ -58,15 +60,27 @@ class FakeNetworks:
     """Networks that can be scaled to any width."""
 
     def __init__(self, budget: Budget, stiff: Sequence[str] = ()) -> None:
-        self.base, self.budget, self.stiff = Fake("", 1.0), budget, stiff
+        self.base, self.budget, self.stiff = Fake(1.0, 1.0), budget, stiff
         self.made: list[Fake] = []
 
-    def scaled(self, name: str, factor: float) -> Fake:
-        self.made.append(Fake(name, factor, self.stiff))
+    def scaled(self, width: float, depth: float = 1.0) -> Fake:
+        self.made.append(Fake(width, depth, self.stiff))
         return self.made[-1]
+
+    @property
+    def base_fits(self) -> bool:
+        size = self.base.bare_size
+        return self.budget.allows(size.params, size.macs)
 
     def cost_of(self, size: Size, batch_size: int | None = None) -> float:
         return size.train_macs / self.base.size(()).train_macs
+
+
+class Stiff(FakeNetworks):
+    """Networks of a model that cannot be scaled."""
+
+    def scaled(self, width: float, depth: float = 1.0) -> Fake:
+        raise EsperError("sizes are written out in forward")
 
 
 def spread(cap: float = math.inf, most_cost: float = math.inf, macs_cap: float = math.inf):
@@ -74,15 +88,33 @@ def spread(cap: float = math.inf, most_cost: float = math.inf, macs_cap: float =
         params=None if math.isinf(cap) else int(cap),
         macs=None if math.isinf(macs_cap) else macs_cap,
     )
-    found = spread_widths(cast(Networks, FakeNetworks(budget)), most_cost)
+    found = spread_variants(cast(Networks, FakeNetworks(budget)), most_cost)
     return [one.size(()).params for one in found]
 
 
-@pytest.mark.parametrize("cap", [140, 200, 400, 1000, 2000, 9000])
+@pytest.mark.parametrize("cap", [4, 11, 30, 60, 129, 140, 200, 400, 1000, 2000, 9000])
 def test_the_widest_network_under_a_cap_is_among_them(cap):
     sizes = spread(cap)
     largest = max(params(width) for width in range(1, 200) if params(width) <= cap)
-    assert max(params(WIDTH), *sizes) == largest
+    own = [params(WIDTH)] if params(WIDTH) <= cap else []
+    assert max(own + sizes) == largest
+
+
+def test_below_the_model_widths_run_from_the_widest_that_fits_downwards():
+    sizes = spread(60)
+    assert sizes == [params(width) for width in (1, 2, 3, 5, 6)]
+
+
+def test_a_cap_below_all_widths_names_the_smallest_network():
+    tiny, stiff = FakeNetworks(Budget(params=3)), Stiff(Budget(macs=50))
+    assert refused(lambda: require_smaller(cast(Networks, tiny), SMALLEST, ())) == (
+        "budget params=3: your model has 130, and the smallest network that can be made of it 4; "
+        "give params=4 or more, or start from a smaller model"
+    )
+    assert refused(lambda: require_smaller(cast(Networks, stiff), SMALLEST, ())) == (
+        "budget macs=50: your model has 1,300, and no smaller network can be made of it (sizes are "
+        "written out in forward); give macs=1300 or more, or start from a smaller model"
+    )
 
 
 def test_the_cap_may_be_on_macs():
@@ -106,20 +138,16 @@ def test_networks_that_cost_too_much_to_train_are_left_out():
 
 def test_only_networks_that_are_used_are_traced_and_those_without_a_trace_left_out():
     networks = FakeNetworks(Budget(params=1000))
-    every = [one.name for one in spread_widths(cast(Networks, networks), 10.0)]
+    every = [one.name for one in spread_variants(cast(Networks, networks), 10.0)]
     assert sorted(one.name for one in networks.made if one.traced) == sorted(every)
     assert len(networks.made) > len(every)
     stiff = cast(Networks, FakeNetworks(Budget(params=1000), stiff=every[1:3]))
-    assert [one.name for one in spread_widths(stiff, 10.0)] == [every[0], *every[3:]]
+    assert [one.name for one in spread_variants(stiff, 10.0)] == [every[0], *every[3:]]
 
 
 def test_a_model_that_cannot_be_scaled_has_no_other_width():
-    class Stiff(FakeNetworks):
-        def scaled(self, name: str, factor: float) -> Fake:
-            raise EsperError("sizes are written out in forward")
-
     stiff = cast(Networks, Stiff(Budget()))
-    assert spread_widths(stiff, 10.0) == []
+    assert spread_variants(stiff, 10.0) == []
     said = refused(lambda: named_variants(stiff, (2.0,)))
     assert said == "width 2: sizes are written out in forward"
 
@@ -133,8 +161,11 @@ def test_widths_that_are_named_are_made_once_and_within_the_budget():
     assert "width 2: budget params=300" in refused(lambda: named_variants(networks, (2.0,)))
 
 
-def test_names_hold_the_widths():
-    assert named_widths(["", *map(width_name, (0.354, 1.41, 16.0))]) == (0.354, 1.41, 16.0)
+def test_names_hold_widths_and_depths_and_a_resume_makes_them_all_again():
+    names = ["", "x0.354", "x16", "d2", "x1.41 d0.5"]
+    assert [variant_name(*read_variant(name)) for name in names] == names
+    networks = cast(Networks, FakeNetworks(Budget(params=300)))
+    assert [one.name for one in remade_variants(networks, names)] == names[1:]
 
 
 def test_a_resumed_run_has_the_widths_it_was_started_with(tmp_path, monkeypatch):
@@ -156,3 +187,28 @@ def test_a_resumed_run_has_the_widths_it_was_started_with(tmp_path, monkeypatch)
     again = esper.grow(model, data, budget=budget, resume=first.folder, **settings)
     assert again.info.variants == first.info.variants
     assert len(first.info.variants) > 3
+
+
+@pytest.mark.parametrize("cap", [60, 300, 2000, None])
+def test_other_depths_are_tried_at_two_widths_each_up_to_the_widest_that_fits(cap):
+    networks = cast(Networks, FakeNetworks(Budget(params=cap)))
+    found = spread_variants(networks, math.inf, (0.5, 2.0))
+    assert len(found) <= 9
+    sizes = [one.size(()).params for one in found]
+    assert sizes == sorted(sizes)
+    for depth in (0.5, 1.0, 2.0):
+        of_depth = {one.name: one.size(()).params for one in found
+                    if read_variant(one.name)[1] == depth}  # fmt: skip
+        assert len(of_depth) == 2 or depth == 1
+        if cap is not None:
+            widths = [round(depth * params(width)) for width in range(1, 200)]
+            fits = max(size for size in widths if size <= cap)
+            assert max(of_depth.values()) == fits or (depth == 1 and fits == params(WIDTH))
+    if cap is None:
+        assert "d0.5" in [one.name for one in found]
+
+
+def test_a_cap_may_be_below_all_widths_but_not_below_a_shallow_one():
+    found = spread_variants(cast(Networks, FakeNetworks(Budget(params=3))), 10.0, (0.5,))
+    assert {one.size(()).params for one in found} == {2}
+    require_smaller(cast(Networks, FakeNetworks(Budget(params=3))), SMALLEST, (0.5,))

@@ -21,7 +21,7 @@ from esper.karn.views import run_summary
 from esper.scripts import export, grow, report, runs, show
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
-from esper.tasks.user_objects import read_csv, read_npz, user_files
+from esper.tasks.user_objects import read_csv, read_csv_table, read_npz, user_files
 from support import refused
 
 MINE = """
@@ -131,7 +131,7 @@ def test_data_files_and_objects_are_grown_on(place, tmp_path, monkeypatch, capsy
         ("mine.py:wide --train mine.py:train", "6"),
         ("broken.py:model --train mine.py:train", "fails: ZeroDivisionError at broken.py:2"),
         ("syntax.py:model --train mine.py:train", "syntax.py fails: SyntaxError"),
-        ("mine.py:model --train mine.py:train --params 3", "your model itself has 146"),
+        ("mine.py:model --train mine.py:train --params 3", "your model has 146, and the smallest"),
         ("mine.py:model --train mine.py:train --minutes -1", "must be above 0"),
         ("mine.py:model --train mine.py:train --slots nowhere", "no module of that name"),
         ("mine.py:model --train mine.py:train --loss hinge", "hinge"),
@@ -197,6 +197,19 @@ def test_csv_has_numbers_and_a_label(tmp_path):
     ):
         path.write_text(text)
         assert says in refused(lambda: read_csv(path))
+
+
+def test_csv_may_have_columns_of_text(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("age,city,kind\n1,Rome,cat\n2, Oslo,dog\n3,,cat\n")
+    columns, y = read_csv_table(path)
+    assert {name: values.tolist() for name, values in columns.items()} == {
+        "age": [1.0, 2.0, 3.0], "city": ["Rome", "Oslo", None]}  # fmt: skip
+    assert y.tolist() == ["cat", "dog", "cat"]
+    path.write_text("1,Rome,0\n,Oslo,1\n")
+    columns, _ = read_csv_table(path)
+    assert list(columns) == ["0", "1"]
+    assert np.isnan(columns["0"][1])
 
 
 def test_npz_has_x_and_y(tmp_path):

@@ -163,6 +163,15 @@ def test_the_cap_on_parameters_holds_and_other_widths_use_it():
     assert 2 * grown.result_.host.params > 140, "twice as wide uses what the cap allows"
 
 
+def test_a_model_of_your_own_is_fitted_into_a_cap_below_it():
+    def model(features, outputs):
+        return nn.Sequential(nn.Linear(features, 9), nn.Tanh(), nn.Linear(9, outputs))
+
+    grown = quick(model=model, params=40, host_runs=3).fit(X[:50], Y[:50])
+    assert grown.result_.host.params == 5 * 9 + 10 * 3
+    assert sum(p.numel() for p in grown.model_.parameters()) <= 40
+
+
 def test_a_model_of_your_own_is_grown():
     built = []
 
@@ -283,7 +292,24 @@ def test_a_column_of_text_is_named():
             return self.to_numpy().astype(dtype or object)
 
     line = refused(lambda: quick().fit(Frame(), [0, 1, 0]))
-    assert line.startswith("X: column 'city' holds text such as 'Rome'; encode it as numbers, as p")
+    assert line.startswith("X: column 'city' holds text such as 'Rome'; categorical='auto' encod")
+
+
+@pytest.mark.parametrize("kind", [GrowingClassifier, GrowingRegressor])
+def test_columns_of_text_are_encoded_on_request(kind):
+    city = np.array(["Rome", "Oslo", "Lima"], dtype=object)[Y]
+    table = {"size": X[:, 0], "city": city}
+    y = Y if kind is GrowingClassifier else Y.astype(float)
+    estimator = kind(categorical="auto", host_runs=1, epochs=20, random_state=0).fit(table, y)
+    assert estimator.score(table, y) > 0.8, "the city decides"
+    assert estimator.n_features_in_ == 2
+    again = pickle.loads(pickle.dumps(estimator))
+    new = {"size": [0.0, 1.0], "city": [None, "Bonn"]}
+    assert np.isfinite(again.predict(new)).all()
+    encoded = again.result_.encode(new)
+    assert encoded.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
+    line = refused(lambda: again.predict({"city": ["Rome"]}))
+    assert line == "X: no column 'size', which train has; they have 'city'"
 
 
 def test_a_target_that_never_changes_is_one_line():

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data import read_data
+from esper.growing.encoding import takes_two_inputs
 from esper.growing.folder import RUNS, GrowFolder, read_sources
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
@@ -35,6 +36,7 @@ def grow(
     *,
     sample_weights: Any = None,
     columns: Sequence[str] | None = None,
+    categorical: Literal["auto"] | Sequence[int | str] | None = None,
     stream: StreamChoice = "auto",
     batch_size: int | None = None,
     loss: str | Callable[..., Any] = "auto",
@@ -46,6 +48,7 @@ def grow(
     slots: int | Sequence[str] = 8,
     blueprints: Sequence[str] | None = None,
     widths: Sequence[float] | Literal["auto"] = "auto",
+    depths: Sequence[float] | Literal["auto"] = "auto",
     policy: str = "auto",
     epochs: float | Literal["auto"] = "auto",
     optimizer: str = "auto",
@@ -148,7 +151,8 @@ def prepare_run(
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
 
     def read_problem() -> Problem:
-        data = read_data(*parts, settings, sample_weights)
+        two_inputs = settings.categorical is not None and takes_two_inputs(model)
+        data = read_data(*parts, settings, sample_weights, two_inputs)
         return make_problem(model, data, settings)
 
     problem = ranks.together(read_problem)

@@ -26,6 +26,8 @@ _NARROWED: Final = {
     torch.uint64: torch.int64,
 }
 
+ADVICE: Final = "categorical='auto' encodes text columns"
+
 
 class Notes:
     """What was decided about the data, each said once."""
@@ -146,14 +148,28 @@ def _array(value: object, where: str) -> npt.NDArray[Any]:
 
 def check_columns(frame: Any, array: npt.NDArray[Any], where: str) -> None:
     """Raise if a column of a data frame holds something else than numbers; `array`: its values."""
+    texts, first = list[str](), ""
     for name, values in zip(getattr(frame, "columns", ()), array.T, strict=False):
-        for value in values:
-            if not isinstance(value, int | float | np.number | np.bool_):
-                what = "text" if isinstance(value, str) else type(value).__name__
-                raise EsperError(
-                    f"{where}: column {str(name)!r} holds {what} such as {shown(str(value))}; "
-                    f"encode it as numbers, as pandas.get_dummies does, or leave it out"
-                )
+        others = [v for v in values if not isinstance(v, int | float | np.number | np.bool_)]
+        words = [value for value in others if isinstance(value, str)]
+        if words:
+            first = first or words[0]
+            texts.append(str(name))
+        elif others:
+            raise EsperError(
+                f"{where}: column {str(name)!r} holds {type(others[0]).__name__} such as "
+                f"{shown(str(others[0]))}; encode it as numbers, fill the gaps, or leave it out"
+            )
+    if texts:
+        several = (
+            f"columns {shown(', '.join(texts))} hold"
+            if texts[1:]
+            else (f"column {texts[0]!r} holds")
+        )
+        them = "them" if texts[1:] else "it"
+        raise EsperError(
+            f"{where}: {several} text such as {shown(first)}; {ADVICE}, or leave {them} out"
+        )
 
 
 def _not_numbers(array: npt.NDArray[Any], where: str) -> str:
@@ -161,13 +177,13 @@ def _not_numbers(array: npt.NDArray[Any], where: str) -> str:
         return f"{where}: dates ({array.dtype}); give numbers, as in x.astype('int64')"
     if array.dtype.kind in "US":
         first = shown(str(array.flat[0]))
-        return f"{where}: strings such as {first}; networks take numbers, encode them"
+        return f"{where}: strings such as {first}; networks take numbers, {ADVICE} of tables"
     if len({np.shape(value) for value in array.flat}) > 1:
         return f"{where}: an object array of ragged samples; pad or crop all to one shape"
     found = ", ".join(sorted({type(value).__name__ for value in array.flat}))
     return (
-        f"{where}: an object array of {found}; give numbers, as in x.astype(np.float32), and "
-        f"encode text columns"
+        f"{where}: an object array of {found}; give numbers, as in x.astype(np.float32), or "
+        f"{ADVICE}"
     )
 
 

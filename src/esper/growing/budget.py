@@ -12,8 +12,8 @@ from esper.leyline.errors import EsperError
 class Budget:
     """Limits of a run; all that are given hold.
 
-    `params` and `macs` limit each network that is returned. `flops`, `host_runs` and `minutes`
-    limit the whole search.
+    `params` and `macs` limit each network that may be picked; a model above them is trained beside
+    as the reference. `flops`, `host_runs` and `minutes` limit the whole search.
     """
 
     params: int | None = None
@@ -52,14 +52,23 @@ class Budget:
         within = self.params is None or params <= self.params
         return within and (self.macs is None or macs <= self.macs)
 
-    def check_host(self, params: int, macs: int) -> None:
-        """Raise if the model itself exceeds the limits of a network."""
-        for name, limit, size in (("params", self.params, params), ("macs", self.macs, macs)):
-            if limit is not None and size > limit:
-                raise EsperError(
-                    f"budget {name}={limit:g}: your model itself has {size}; growing adds to it, "
-                    f"so give {name}={size} or more, or start from a smaller model"
-                )
+    def room(self, params: int, macs: int) -> float:
+        """By how much a network may grow within the limits; below 1: it exceeds them."""
+        return min(
+            math.inf if self.params is None else self.params / max(1, params),
+            math.inf if self.macs is None else self.macs / max(1, macs),
+        )
+
+    def excess(self, params: int, macs: int) -> tuple[str, int]:
+        """Name of the limit that a network exceeds, and its size by that."""
+        over_params = self.params is not None and params > self.params
+        return ("params", params) if over_params else ("macs", macs)
+
+    def require(self, params: int, macs: int) -> None:
+        """Raise if a network exceeds the limits."""
+        if not self.allows(params, macs):
+            name, size = self.excess(params, macs)
+            raise EsperError(f"budget {name}={getattr(self, name):g}: it has {size}")
 
 
 DEFAULT_HOST_RUNS = 20.0

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from esper.device.memory import free_bytes
 from esper.growing.arrays import Notes, Place
+from esper.growing.encoding import Encoding, encode_parts
 from esper.growing.labels import LabelMap
 from esper.growing.opening import open_source
 from esper.growing.part_checks import (
@@ -69,6 +70,8 @@ class GrowData:
     """Batch size that the user asked for, or that the loader has; None: no wish."""
     val_is_cut: bool = False
     """Whether val was cut from train, and is not test as well."""
+    encoding: Encoding | None = None
+    """How rows of a table became inputs; None: inputs are as they were given."""
 
     @property
     def sample(self) -> GrowPart:
@@ -92,20 +95,30 @@ def read_data(
     test: Any = None,
     settings: GrowSettings = DEFAULTS,
     sample_weights: Any = None,
+    two_inputs: bool = False,
 ) -> GrowData:
-    """Read the data of a search; `sample_weights`: one for each sample of train."""
-    notes = Notes()
+    """Read the data of a search; `sample_weights`: one for each sample of train.
+
+    `two_inputs`: the model takes categorical columns as codes beside the numbers.
+    """
+    notes, columns, encoding = Notes(), settings.columns, None
+    parts = {"train": train, "val": val, "test": test}
+    if settings.categorical is not None:
+        parts, encoding = encode_parts(parts, settings.categorical, columns, two_inputs)
+        columns = None
+        notes.add(f"categorical columns: {encoding}")
     with torch.random.fork_rng(devices=[]):  # loaders draw from torch's global generator
         sources = {
-            name: open_source(given, Place(name, settings.columns, notes))
-            for name, given in (("train", train), ("val", val), ("test", test))
+            name: open_source(given, Place(name, columns, notes))
+            for name, given in parts.items()
             if name == "train" or given is not None
         }
         for name, given in (("val", val), ("test", test)):
             if given is train:
                 notes.add(f"{name}: the same object as train, so its scores are too good")
         weights = None if sample_weights is None else _weights(sample_weights)
-        return _Reader(sources, notes, settings, weights).read(settings.stream)
+        data = _Reader(sources, notes, settings, weights).read(settings.stream)
+        return replace(data, encoding=encoding)
 
 
 def _weights(given: Any) -> Tensor:

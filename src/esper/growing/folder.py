@@ -30,6 +30,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
+from esper.growing.encoding import Encoding
 from esper.growing.runs import Table
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
@@ -109,6 +110,13 @@ class GrowInfo:
     """Every setting as it was given (`GrowSettings.record`): a resume compares them."""
     weights: str = ""
     """SHA-256 of the weights that the model was given with; empty: it was not."""
+    encoding: Encoding | None = None
+    """How rows of a table become inputs of the networks; None: they take what the data yield."""
+
+    @property
+    def host_fits(self) -> bool:
+        """Whether the model as given is within the budget, and may be picked."""
+        return self.budget.allows(self.host_params, self.host_macs)
 
     def rank(self, score: float, params: int) -> tuple[float, int]:
         """Sort key of a network: the better score, then the smaller size; NaN is the worst."""

@@ -269,7 +269,7 @@ class Ladder:
     def _survivors(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The best networks of the last rung, for longer; the whole frontier among them."""
         length = self._length(rung - 1)
-        same = [row for row in _sound(rows) if self.space.lasts(row.recipe, length)]
+        same = [row for row in self._sound(rows) if self.space.lasts(row.recipe, length)]
         last = [row for row in same if row.rung == rung - 1]
         if not last:
             return
@@ -280,13 +280,13 @@ class Ladder:
 
     def _best(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The two best networks so far, for longer."""
-        done = sorted(_sound(rows), key=lambda row: -known(row.merit))
+        done = sorted(self._sound(rows), key=lambda row: -known(row.merit))
         for row in done[:2]:
             yield self._again(row, rung, self._length(rung))
 
     def _regularised(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The best network so far with every strength of augmentation, and other regularisers."""
-        best = max(_sound(rows), key=lambda row: known(row.merit), default=None)
+        best = max(self._sound(rows), key=lambda row: known(row.merit), default=None)
         if best is not None:
             again = self._again(best, rung, self._length(rung))
             for recipe in self.space.regularised(again.recipe):
@@ -294,7 +294,7 @@ class Ladder:
 
     def _widest(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The largest network, by the best recipe that was found for it."""
-        done = _sound(rows)
+        done = self._sound(rows)
         most = max((row.params for row in done), default=0)
         same = [row for row in done if row.params == most]
         for row in sorted(same, key=lambda row: -known(row.merit))[:1]:
@@ -302,7 +302,7 @@ class Ladder:
 
     def _control(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The model as given at the best rate that was found for it."""
-        base = [row for row in _sound(rows) if row.origin == "given"]
+        base = [row for row in self._sound(rows) if row.origin == "given"]
         for length in sorted({row.recipe.batches for row in base}):
             same = [row for row in base if row.recipe.batches == length]
             best = max(same, key=lambda row: known(row.merit))
@@ -310,7 +310,7 @@ class Ladder:
 
     def _unfinished(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """Networks of shorter runs that are better for their size than all that ran in full."""
-        for row in reversed(self._front(_sound(rows))):
+        for row in reversed(self._front(self._sound(rows))):
             if self.space.length(row.recipe) < (1.0 - SAME) * self._full:
                 yield self._again(row, rung, self._full)
 
@@ -319,7 +319,7 @@ class Ladder:
 
         Each strength of augmentation is judged by what it has gained from length so far.
         """
-        done, space = _sound(rows), self.space
+        done, space = self._sound(rows), self.space
         longest = max((space.length(row.recipe) for row in done), default=0.0)
         if longest * 3 > self.settings.longer * (1.0 + SAME):
             return
@@ -368,6 +368,12 @@ class Ladder:
         """The same with other initial weights and another order of samples."""
         return replace(row, seed=stream_seed(self.settings.seed, "restart", place) % 2**31)
 
+    def _sound(self, rows: Sequence[Row]) -> list[Row]:
+        """Runs that ended, and did not diverge, of networks within the limits of the budget."""
+        allows = self.networks.allows
+        done = [row for row in finished(rows) if not row.diverged]
+        return [row for row in done if allows(row.variant, row.topology)]
+
     def _front(self, rows: Sequence[Row]) -> list[Row]:
         return [rows[index] for index in pareto(_merits(rows), _sizes(rows))] if rows else []
 
@@ -377,7 +383,7 @@ class Ladder:
         self, rung: int, rows: Sequence[Row], generator: np.random.Generator
     ) -> Iterator[Row]:
         """Networks that differ from one of the frontier in rate, width or a seed."""
-        done = _sound(rows)
+        done = self._sound(rows)
         front = self._front(done)
         if not front:
             return
@@ -522,7 +528,7 @@ class Ladder:
 
     def _volume(self, rows: Sequence[Row], rung: int) -> float:
         """Hypervolume of the runs that have ended, up to a rung."""
-        done = _sound(rows)
+        done = self._sound(rows)
         some = [row for row in done if row.rung <= rung]
         if not some:
             return 0.0
@@ -536,11 +542,6 @@ class Ladder:
 def _numbered(rows: Sequence[Row], table: Table) -> list[Row]:
     """Rows with the next numbers of a table."""
     return [replace(row, number=len(table.rows) + place) for place, row in enumerate(rows)]
-
-
-def _sound(rows: Sequence[Row]) -> list[Row]:
-    """Runs that ended, and did not diverge."""
-    return [row for row in finished(rows) if not row.diverged]
 
 
 def _origin(variant: int, topology: Topology) -> Origin:

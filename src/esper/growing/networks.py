@@ -1,7 +1,7 @@
-"""Networks of a search: the user's model at several widths, with seed modules at some places.
+"""Networks of a search: the user's model at several widths and depths, with seed modules at places.
 
-A network is named by a variant (a width) and a topology (a blueprint for each slot), and built as
-the plain module that the user gets back.
+A network is named by a variant (a width and a depth) and a topology (a blueprint for each slot),
+and built as the plain module that the user gets back.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from esper.kasmina.tracing import (
 )
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
+from esper.leyline.variants import variant_name
 
 OVERHEAD: Final = {"cpu": 1.5e7, "cuda": 1e9}
 """Multiply-accumulates in the time that a batch takes besides them: Python, launches, small
@@ -36,7 +37,7 @@ free."""
 
 
 class Variant:
-    """The user's model at one width."""
+    """The user's model at one width and depth."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class Variant:
         return self.trace.fitting[self.trace.slots[slot]]
 
     def holds(self, topology: Topology) -> bool:
-        """Whether a topology, perhaps of another width, fits its slots."""
+        """Whether a topology, perhaps of another variant, fits its slots."""
         if len(topology) != len(self.trace.slots):
             return False
         return all(not name or name in self.options(slot) for slot, name in enumerate(topology))
@@ -137,12 +138,12 @@ class Networks:
         self,
         base: Variant,
         budget: Budget,
-        scaled: Callable[[float], ScaledModel],
+        scaled: Callable[[float, float], ScaledModel],
         weights: Callable[[int], Path],
         device: str,
         batch_size: int,
     ) -> None:
-        """`scaled`: the model at another width, raises if there is none; `weights`: file of the
+        """`scaled`: the model at a width and depth, raises if there is none; `weights`: file of the
         weights of a finished run; `device`: kind of the one that trains; `batch_size`: the usual
         one.
         """
@@ -151,7 +152,7 @@ class Networks:
         self.batch_size = batch_size
         self.variants = [base]
         self.others: Callable[[], Sequence[Variant]] | None = None
-        """Makes the other widths, when they are needed for the first time."""
+        """Makes the other variants, when they are needed for the first time."""
         self.budget, self._scaled, self._weights = budget, scaled, weights
         self._example = base._example
         self._seed = base._seed
@@ -167,15 +168,15 @@ class Networks:
         return self.base.trace.inputs
 
     def complete(self) -> None:
-        """Make the other widths, unless that is done."""
+        """Make the other variants, unless that is done."""
         others, self.others = self.others, None
         if others is not None:
             self.variants.extend(others())
 
-    def scaled(self, name: str, factor: float) -> Variant:
-        """The model at another width, which is not among the variants yet; raises if it cannot be
-        made."""
-        found = self._scaled(factor)
+    def scaled(self, width: float, depth: float = 1.0) -> Variant:
+        """The model at another width and depth, which is not among the variants yet; raises if it
+        cannot be made."""
+        found, name = self._scaled(width, depth), variant_name(width, depth)
         # A trace leaves out what the output does not depend on, and so may its size.
         alike = found.given == self.base.bare_size
         return Variant(name, found, self._example, self._seed, found.size if alike else None)
@@ -195,9 +196,14 @@ class Networks:
         return (self._overhead + work) / max(1.0, self._overhead + base * samples)
 
     def allows(self, variant: int, topology: Topology) -> bool:
-        """Whether a network is within the limits of the budget."""
+        """Whether a network is within the limits of the budget; the model as given may not be."""
         size = self.size(variant, topology)
         return self.budget.allows(size.params, size.macs)
+
+    @property
+    def base_fits(self) -> bool:
+        """Whether the model as given is within the limits, and may be picked."""
+        return self.allows(0, self.base.bare)
 
     # ---- runs -----------------------------------------------------------------------------
 
@@ -233,5 +239,4 @@ class Networks:
 
     def trial(self) -> None:
         """Build the model as given once and look at its size, so that errors come at once."""
-        size = self.base.size(self.base.bare)
-        self.budget.check_host(size.params, size.macs)
+        self.base.size(self.base.bare)

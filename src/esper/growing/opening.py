@@ -55,7 +55,7 @@ def _open_arrays(given: Any, place: Place) -> Source | None:
         given = tuple(given)
     if isinstance(given, tuple):
         return _open_tuple(given, place)
-    if hasattr(given, "columns") and hasattr(given, "to_numpy") and hasattr(given, "iloc"):
+    if hasattr(given, "columns") and hasattr(given, "to_numpy"):
         *names, label = label_column(given.columns, place)  # a data frame
         return ArraySource(given[names], given[label], place)
     if isinstance(given, Mapping) and not hasattr(given, "column_names"):

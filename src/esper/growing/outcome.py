@@ -17,13 +17,14 @@ from esper.growing.progress import ProgressPrinter
 from esper.growing.refit import Refit
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.runs import Row
-from esper.growing.search import Search, control_numbers, frontier_numbers, judged
+from esper.growing.search import Search, control_numbers, frontier_numbers, judged, within
 from esper.growing.stored import plain_path
 from esper.growing.verdict import Facts, Judged, tried_of, verdict
 from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError
+from esper.leyline.variants import describe_variant
 from esper.tasks.measuring import Measured, difference, judge
 
 
@@ -44,13 +45,17 @@ def make_result(
     """
     data = problem.data
     rows = search.table.rows
-    wanted = sorted(frontier_numbers(rows) | control_numbers(rows))
+    front = frontier_numbers(within(rows, info.budget))
+    wanted = sorted(front | control_numbers(rows))
     if not wanted:
         raise EsperError(
             f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
         )
+    if not front and not info.host_fits:
+        raise _nothing_fits(info, rows, folder)
     host_number = next(iter(control_numbers(rows)))
-    best = max(wanted, key=lambda number: info.rank(rows[number].score, rows[number].params))
+    candidates = sorted(front | {host_number} if info.host_fits else front)
+    best = max(candidates, key=lambda number: info.rank(rows[number].score, rows[number].params))
     again = {} if refit is None else refit.weights(_finished(rows, {best, host_number}), rows)
     models = {
         number: finished_model(search.networks.trained(rows[number], again.get(number)))
@@ -66,16 +71,14 @@ def make_result(
             f"test: network {number}, {records[number].params:,} parameters, "
             f"{info.metric} {records[number].test_score:.4f}"
         )
-    front = frontier_numbers(rows)
-    networks = sorted((records[n] for n in wanted if n in front), key=lambda r: r.params)
+    networks = sorted((records[n] for n in front), key=lambda r: r.params)
     host = records[host_number]
-    pick = max((*networks, host), key=lambda record: info.rank(record.val_score, record.params))
     others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
     record = ResultRecord(
         networks=tuple(networks),
         host=host,
         others=others,
-        pick=pick.number,
+        pick=best,
         verdict="",
         runs=search.runs,
         seconds=search.clock.seconds,
@@ -91,6 +94,18 @@ def make_result(
         writes.append(lambda: _store_all(models, data, folder, printer.say))
     _write_all(writes, folder, printer)
     return result
+
+
+def _nothing_fits(info: GrowInfo, rows: Sequence[Row], folder: GrowFolder) -> EsperError:
+    """The model is the reference alone, and nothing smaller has a score."""
+    name, size = info.budget.excess(info.host_params, info.host_macs)
+    smaller = [row for row in within(rows, info.budget) if row.ended]
+    said = "all that were trained diverged" if smaller else "none was trained yet"
+    return EsperError(
+        f"budget {name}={getattr(info.budget, name):g}: your model, the reference, has {size:,}; "
+        f"of networks within the limit {said}; give the search more host_runs or minutes, "
+        f"with resume={str(folder.path)!r}"
+    )
 
 
 def _write_all(
@@ -173,11 +188,12 @@ def _facts(
         constant=problem.constant_score(problem.data.test),
         difference=difference(measured[pick.number], measured[host.number]),
         tried=tried_of(rows, host.number, info, record.complete),
+        reference=not info.host_fits,
     )
 
 
 def _change(pick: NetworkRecord) -> str:
     """How a network differs from the model as given."""
-    width = f"{pick.variant} as wide" if pick.variant else ""
     seeds = "grown" if any(pick.topology) else ""
-    return " and ".join(part for part in (width, seeds) if part) or "trained at another rate"
+    parts = [part for part in (describe_variant(pick.variant), seeds) if part]
+    return " and ".join(parts) or "trained at another rate"

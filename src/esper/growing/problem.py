@@ -47,8 +47,7 @@ class Problem:
 def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Problem:
     """Trace a model and check it against the data and the loss; raises before anything trains."""
     example = data.example()
-    _try_model(model, example.inputs)
-    trace = trace_model(model, example.inputs, settings.slots, settings.output, needs_slots=False)
+    trace = _traced(model, data, settings)
     trace = limit_blueprints(trace, settings.blueprints)
     host = trace.factory().eval()
     with torch.no_grad():
@@ -71,6 +70,18 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     check_against_model(data, made, outputs)
     metric = _checked_metric(settings.metric, made, data)
     return Problem(model, trace, data, made, metric, architecture_of(host))
+
+
+def _traced(model: Model, data: GrowData, settings: GrowSettings) -> HostTrace:
+    """Try the model on the first samples, and trace it."""
+    inputs = data.example().inputs
+    try:
+        _try_model(model, inputs)
+        return trace_model(model, inputs, settings.slots, settings.output, needs_slots=False)
+    except EsperError as error:
+        if data.encoding is None or "fails" not in str(error):
+            raise
+        raise EsperError(f"{error}; {data.encoding}") from error
 
 
 def _checked_metric(wanted: str | Callable[..., Any], loss: TrainingLoss, data: GrowData) -> Metric:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TextIO
 
-from esper.growing.search import Search, judged
+from esper.growing.search import Search, judged, within
 from esper.growing.trainers.job import Running
 from esper.leyline.text import visible
 from esper.leyline.user_errors import user_callback
@@ -167,7 +167,8 @@ class _Said(logging.Handler):
 def progress_of(search: Search, running: Sequence[Running]) -> Progress:
     """Where a search is; `running`: the runs under way."""
     table = search.table
-    best = max(judged(table.rows), key=lambda row: row.merit, default=None)
+    rows = within(table.rows, search.networks.budget)
+    best = max(judged(rows), key=lambda row: row.merit, default=None)
     under_way = {one.number: one.trained for one in running}
     trained = {row.number: row.trained for row in table.rows} | under_way
     compute = sum(row.cost * trained[row.number] for row in table.rows)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from esper.growing.folder import RESULT, GrowInfo, read_info, read_table
 from esper.growing.runs import Origin, Recipe, Table
@@ -17,6 +17,7 @@ from esper.growing.stored import Model, StoredNetworks
 from esper.kasmina.export.export import export_model, require_suffix
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
+from esper.leyline.variants import describe_variant
 from esper.storage.sealed_json import read_document
 
 
@@ -26,7 +27,7 @@ class NetworkRecord:
 
     number: int
     variant: str
-    """Width of the host as a multiple of the model's, as "x2"; empty for the model's own."""
+    """Width and depth as multiples of the model's, as "x2 d0.5"; empty for the model's own."""
     topology: tuple[str, ...]
     """Blueprint of each slot, "" for an empty one."""
     origin: Origin
@@ -165,7 +166,8 @@ class GrowResult:
                 f"esper.grow(..., resume={str(path)!r})"
             )
         record = read_record(ResultRecord, read_document(path / RESULT), str(path / RESULT))
-        if record.pick not in {one.number for one in (*record.networks, record.host)}:
+        hosts = (record.host,) if info.host_fits else ()
+        if record.pick not in {one.number for one in (*record.networks, *hosts)}:
             raise EsperError(f"{path / RESULT} is damaged: its pick {record.pick} is no network")
         stored = StoredNetworks(path, info, model, trust)
         return GrowResult(
@@ -186,7 +188,7 @@ class GrowResult:
 
     @property
     def frontier(self) -> list[GrownNetwork]:
-        """All networks, smallest first."""
+        """All networks within the budget that none beats, smallest first."""
         return [self._network(record) for record in self.record.networks]
 
     @property
@@ -214,20 +216,36 @@ class GrowResult:
         return read_table(self.folder)
 
     def pick(self, params: float | None = None, macs: float | None = None) -> GrownNetwork:
-        """The network with the best validation score within these limits."""
+        """The network with the best validation score within these limits and those of the budget.
+
+        So a model that was given above the budget is never picked.
+        """
+        candidates = [*self.frontier, self.host] if self.info.host_fits else self.frontier
         within = [
             network
-            for network in (*self.frontier, self.host)
+            for network in candidates
             if (params is None or network.params <= params)
             and (macs is None or network.macs <= macs)
         ]
         if not within:
-            smallest = min((*self.frontier, self.host), key=lambda n: n.params)
+            smallest = min(candidates, key=lambda n: n.params)
             raise EsperError(
                 f"no network within params={params}, macs={macs}: the smallest has "
                 f"{smallest.params} parameters and {smallest.macs} MACs"
             )
         return max(within, key=lambda network: self.info.rank(network.val_score, network.params))
+
+    def encode(self, rows: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """Inputs of the networks for new rows of a table, encoded as train was.
+
+        One tensor; or numbers and codes, for a model of two inputs: `model(*result.encode(rows))`.
+        """
+        if self.info.encoding is None:
+            raise EsperError(
+                "encode: the search was made without categorical=, so networks take the tensors "
+                "that the data yield"
+            )
+        return self.info.encoding.encode(rows)
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write a self-contained HTML page; returns its path."""
@@ -273,8 +291,10 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _cells(network: GrownNetwork) -> tuple[str, ...]:
     record = network.record
     seeds = [f"{name} {place}" for place, name in network.seeds.items()]
-    width = [f"{record.variant} as wide"] if record.variant else []
+    width = [describe_variant(record.variant)] if record.variant else []
     described = ", ".join((*width, *seeds)) or "none: your model"
+    if not network.info.host_fits and record.variant == "":
+        described += ", above the budget"
     if record.origin in ("grown", "pruned"):
         described += f" ({record.origin})"
     if record.refit:

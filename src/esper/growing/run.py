@@ -24,7 +24,7 @@ from esper.growing.moves import Space
 from esper.growing.networks import Networks, Variant
 from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart, tensor_digest
-from esper.growing.problem import Model, Problem, limit_blueprints
+from esper.growing.problem import Model, Problem
 from esper.growing.progress import ProgressPrinter
 from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.recipes import (
@@ -50,9 +50,17 @@ from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Running, Trainer
 from esper.growing.trainers.task import Task, scalar_loss
-from esper.growing.widths import named_variants, named_widths, spread_widths
+from esper.growing.variants import VariantMaker
+from esper.growing.widths import (
+    SMALLEST,
+    named_variants,
+    own_width_variants,
+    remade_variants,
+    require_smaller,
+    spread_variants,
+)
 from esper.jobs.settings import JobSettings
-from esper.kasmina.tracing import ScaledModel, Scaling, carry_weights, finished_model
+from esper.kasmina.tracing import carry_weights, finished_model
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import is_out_of_memory
@@ -122,10 +130,12 @@ class GrowRun:
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
         self.folder = Path()
+        example = data.example().inputs
+        self.variants = VariantMaker(problem.model, example, settings)
         self.networks = Networks(
-            Variant("", problem.trace, inputs.values(data.example().inputs), settings.seed),
+            Variant("", problem.trace, inputs.values(example), settings.seed),
             budget,
-            self._scaled,
+            self.variants.scaled,
             lambda number: weights_path(self.folder, number),
             self.device.type,
             size,
@@ -178,6 +188,10 @@ class GrowRun:
         """Measure the size of the model, and its speed if time is limited; decide the lengths."""
         with self._explained():
             self.networks.trial()
+            if self.settings.depths != "auto":
+                self.variants.check()
+            if not self.networks.base_fits:
+                self._require_smaller()
             self.length, self.each = self.full, math.nan
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
@@ -257,30 +271,34 @@ class GrowRun:
         jobs = JobSettings(on=self.settings.on)
         return trainer_for(self.task, self.budget.seconds, self.ranks, jobs)
 
-    # ---- widths ---------------------------------------------------------------------------
+    # ---- variants -------------------------------------------------------------------------
 
-    @cached_property
-    def _scaling(self) -> Scaling:
-        problem, settings = self.problem, self.settings
-        example = problem.data.example().inputs
-        return Scaling(problem.model, example, settings.output, settings.slots)
-
-    def _scaled(self, factor: float) -> ScaledModel:
-        found, names = self._scaling.at(factor), self.settings.blueprints
-        if names is None:
-            return found
-        return replace(found, trace=lambda: limit_blueprints(found.host, names))
-
-    def _other_widths(self, search: Search) -> Sequence[Variant]:
-        """The model at other widths, as far as it can be scaled and the budget allows."""
-        wanted = self.settings.widths
-        if wanted != "auto":
-            return named_variants(self.networks, wanted)
-        if self._is_trained():
-            return []
-        most = MAX_SHARE * (self.limits.runs - 1.0)
+    def _other_variants(self, search: Search) -> Sequence[Variant]:
+        """The model at other widths and depths, as far as it can be and the budget allows."""
+        networks, settings = self.networks, self.settings
+        depths = self.variants.depths
         in_time = search.clock.most_cost(search.table.rows[0], MAX_SHARE)
-        return spread_widths(self.networks, self.ranks.measured(min(most, in_time)))
+        most = self.ranks.measured(min(MAX_SHARE * (self.limits.runs - 1.0), in_time))
+        if settings.widths != "auto":
+            if settings.depths != "auto":
+                return named_variants(networks, settings.widths, depths)
+            named = named_variants(networks, settings.widths)
+            return [*named, *own_width_variants(networks, most, depths)]
+        if networks.base_fits and self._is_trained():
+            return own_width_variants(networks, most, depths)
+        return spread_variants(networks, most, depths)
+
+    def _require_smaller(self) -> None:
+        """Raise if no smaller version of the model, which exceeds the budget, can be searched."""
+        widths, depths = self.settings.widths, self.variants.depths
+        if not widths and not depths:
+            size = self.networks.base.bare_size
+            name, has = self.budget.excess(size.params, size.macs)
+            raise EsperError(
+                f"budget {name}={getattr(self.budget, name):g}: your model has {has:,}, and "
+                f"widths=() leaves no smaller one; give {name}={has} or more, or widths='auto'"
+            )
+        require_smaller(self.networks, SMALLEST if widths == "auto" else (*widths, 1.0), depths)
 
     def _is_trained(self) -> bool:
         """Whether the model was given with weights that already solve the problem in part."""
@@ -299,6 +317,12 @@ class GrowRun:
             say(note)
         size = self.networks.base.size(self.networks.base.bare)
         say(f"{trace.name}: {size.params:,} parameters, {size.macs:,} MACs")
+        if not self.networks.base_fits:
+            name, _ = self.budget.excess(size.params, size.macs)
+            say(
+                f"that is above {name}={getattr(self.budget, name):g}: it is trained as the "
+                f"reference, and narrower versions, with fresh weights, are searched"
+            )
         if trace.hooked:
             say(f"{trace.name} runs whole, by hooks: torch.fx cannot trace it ({trace.hooked})")
         for path, reason in trace.untraced.items():
@@ -332,7 +356,7 @@ class GrowRun:
         folder.write(GROW, info)
         search = self._make_search(folder, table)
         refit = self._refit
-        self._plan_widths(search, folder, info, resumed)
+        self._plan_variants(search, folder, info, resumed)
         with self._explained(), self._tracked(folder, info, table):
             try:
                 complete = search.run(table)
@@ -383,20 +407,19 @@ class GrowRun:
             return None
         return Refit(self.task, self.networks, clock, folder, self.printer.say)
 
-    def _plan_widths(
+    def _plan_variants(
         self, search: Search, folder: GrowFolder, info: GrowInfo, resumed: bool
     ) -> None:
-        """Make other widths when the search asks for them; those of a resumed run at once."""
+        """Make other variants when the search asks for them; those of a resumed run at once."""
         if resumed and len(info.variants) > 1:
-            self.networks.variants.extend(
-                named_variants(self.networks, named_widths(info.variants))
-            )
+            self.networks.variants.extend(remade_variants(self.networks, info.variants))
             return
 
         def others() -> Sequence[Variant]:
-            found = self._other_widths(search)
+            found = self._other_variants(search)
             names = ", ".join(variant.name for variant in found)
-            self.printer.say(f"other widths: {names or 'none'}")
+            kinds = "widths and depths" if self.variants.depths else "widths"
+            self.printer.say(f"other {kinds}: {names or 'none'}")
             self.networks.variants.extend(found)
             folder.write(GROW, self._with_variants(info))
             return ()
@@ -507,6 +530,7 @@ class GrowRun:
             full_length=self.full.batches,
             higher_is_better=problem.metric.higher_is_better,
             settings=settings.record(),
+            encoding=problem.data.encoding,
         )
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:

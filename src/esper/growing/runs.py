@@ -14,8 +14,8 @@ from typing import Final, Literal
 from esper.growing.topologies import Topology
 
 Origin = Literal["given", "width", "seeds", "grown", "pruned"]
-"""How a network came about: the model as given; at another width; with seeds from the start; a
-finished run's network with one seed more, or one less."""
+"""How a network came about: the model as given; at another width or depth; with seeds from the
+start; a finished run's network with one seed more, or one less."""
 Status = Literal["planned", "finished", "cut"]
 """`cut`: stopped before its end, and judged as it was; a resumed search trains it to its end."""
 WARM_UP: Final = 0.05
@@ -74,7 +74,7 @@ class Row:
     rung: int
     """Runs of a rung are proposed together, from those of the rungs before."""
     variant: int
-    """Index of the width; 0: the model as it was given."""
+    """Index of the width and depth; 0: the model as it was given."""
     topology: Topology
     """Blueprint of each slot, "" for an empty one."""
     recipe: Recipe

@@ -367,10 +367,11 @@ class Search:
 
         A run that was cut may end worse than it looks now, so it makes no other one dispensable.
         """
-        rows, done = self.table.rows, finished(self.table.rows)
-        returned = frontier_numbers(rows) | control_numbers(rows)
+        rows, budget = self.table.rows, self.networks.budget
+        done = finished(rows)
+        returned = frontier_numbers(within(rows, budget)) | control_numbers(rows)
         self.clock.judged = len(returned)
-        kept = returned | frontier_numbers(done)
+        kept = returned | frontier_numbers(within(done, budget))
         kept |= {row.start for row in self.table.open_rows() if row.start is not None}
         gone = [row for row in done if row.saved and row.number not in kept]
         self._replace([replace(row, saved=False) for row in gone])
@@ -415,6 +416,11 @@ class _Interrupts:
 def judged(rows: Sequence[Row]) -> list[Row]:
     """Runs with a score: finished ones, and those that were cut."""
     return [row for row in rows if row.ended and not row.diverged and not math.isnan(row.score)]
+
+
+def within(rows: Sequence[Row], budget: Budget) -> list[Row]:
+    """Runs whose networks may be picked: the model as given may exceed the limits."""
+    return [row for row in rows if budget.allows(row.params, row.macs)]
 
 
 def frontier_numbers(rows: Sequence[Row]) -> set[int]:

@@ -29,6 +29,7 @@ Policy = Literal["ladder", "random"]
 Optimizer = Literal["adamw", "sgd"]
 StreamChoice = Literal["auto", "always", "never"]
 EXECUTORS: Final = ("auto", "sharded")
+MAX_DEPTHS: Final = 3
 WHERE: Final = ("device", "executor", "on")
 """Settings of the machine: a search may be resumed with others."""
 
@@ -39,6 +40,9 @@ class GrowSettings:
 
     columns: Sequence[str] | None = None
     """Names of the inputs and then of the target, for tables and dict samples."""
+    categorical: Literal["auto"] | Sequence[int | str] | None = None
+    """Columns of a table to encode, by name or place; auto: those of text, categories or booleans;
+    None: none are."""
     stream: StreamChoice = "auto"
     """Whether train is read anew in every epoch; auto: if it does not fit in memory, or if reading
     a sample twice gives different values."""
@@ -66,6 +70,9 @@ class GrowSettings:
     widths: Sequence[float] | Literal["auto"] = "auto"
     """Multiples of the model's width to try besides, none if empty; auto: the widest that the
     budget allows and up to six narrower ones."""
+    depths: Sequence[float] | Literal["auto"] = "auto"
+    """Multiples of the number of its blocks to try besides, three at most, none if empty, where the
+    model repeats blocks; auto: half and twice."""
     policy: str = "auto"
     """How runs are proposed: ladder (the default), or random, to compare with: any width, seeds and
     rate, in full runs."""
@@ -116,6 +123,9 @@ class GrowSettings:
         return [
             ("columns", columns is None or (_is_list(columns) and len(columns) > 1),
              "name the inputs and then the target, as in ('image', 'label')"),
+            ("categorical", self.categorical in (None, "auto") or (
+                _is_list(self.categorical) and len(self.categorical or ()) > 0),
+             "name columns of a table, as in ['city'], or give 'auto', or None"),
             ("batch_size", size is None or (_is_whole(size) and size > 0),
              "give a whole number of 1 or more"),
             ("blueprints", names is None or (_is_list(names) and len(names) > 0),
@@ -124,6 +134,10 @@ class GrowSettings:
              "give a share from 0 to below 1, or 'auto'"),
             ("widths", self.widths == "auto" or _all_positive(self.widths),
              "give multiples of the model's width, as in (0.5, 2), () for none, or 'auto'"),
+            ("depths", self.depths == "auto" or (
+                _all_positive(self.depths) and len(self.depths) <= MAX_DEPTHS),
+             "give up to three multiples of the number of blocks, as in (0.5, 2), () for none, or "
+             "'auto'"),
             ("epochs", self.epochs == "auto" or _is_positive(self.epochs),
              "give a finite number above 0, or 'auto'"),
             ("lr", self.lr == "auto" or _is_positive(self.lr) or (

@@ -15,9 +15,9 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from esper.growing.folder import NETWORKS, GrowInfo, weights_path
-from esper.growing.widths import named_widths
 from esper.kasmina.plain_saves import load_plain, plain_example
 from esper.kasmina.tracing import (
+    Depths,
     HostTrace,
     carry_weights,
     finished_model,
@@ -26,6 +26,7 @@ from esper.kasmina.tracing import (
     trace_model,
 )
 from esper.leyline.errors import EsperError, shown
+from esper.leyline.variants import read_variant
 
 _WAYS: Final = "; or give your model: GrowResult.load(folder, model=...), --model FILE.py:NAME"
 Model = nn.Module | Callable[[], nn.Module]
@@ -48,7 +49,7 @@ class StoredNetworks:
     """Whether `.pt2` files may be read, which can run code."""
 
     def load(self, number: int, variant: str, topology: Sequence[str]) -> nn.Module:
-        """Return a network, in eval mode; `variant`: its width; `topology`: its seeds."""
+        """Return a network, in eval mode; `variant`: its width and depth; `topology`: its seeds."""
         if self.model is None:
             return load_plain(plain_path(self.run, number), self.trust, _WAYS)
         trace = self._trace(self.model, variant, self.example(number))
@@ -83,9 +84,11 @@ class StoredNetworks:
         places = dict(zip(self.info.variants, self.info.variant_places, strict=False))
         try:
             output = json.loads(self.info.output)
-            factors, slots = named_widths([variant]), places[variant]
+            (width, depth), slots = read_variant(variant), places[variant]
         except (KeyError, ValueError):
             raise EsperError(f"{self.run}: no width {shown(variant)}, or no output") from None
-        if not factors:
+        if depth != 1:
+            model = Depths(model, example, output).at(depth)
+        if width == 1:
             return trace_model(model, example, slots or 8, output, needs_slots=False)
-        return scaled_model(model, example, factors[0], output, slots or 8).host
+        return scaled_model(model, example, width, output, slots or 8, False).host

@@ -34,7 +34,7 @@ class Tried:
     diverged: int
     """Networks whose outputs became NaN or infinite."""
     sizes: tuple[int, ...]
-    """Parameters of those trained in full, distinct and sorted."""
+    """Parameters of those trained in full within the budget, distinct and sorted."""
     rates: tuple[float, ...]
     """Learning rates of those trained in full, distinct and sorted."""
     cap: int | None
@@ -72,6 +72,8 @@ class Facts:
     difference: Difference
     """Pick minus host on test."""
     tried: Tried
+    reference: bool = False
+    """Whether the model exceeds the budget, and is what the pick gives up against."""
 
 
 def tried_of(rows: Sequence[Row], host: int, info: GrowInfo, complete: bool) -> Tried:
@@ -79,12 +81,13 @@ def tried_of(rows: Sequence[Row], host: int, info: GrowInfo, complete: bool) -> 
     batches = info.length
     trained = [one for one in rows if one.ended]
     full = [one for one in trained if one.status == "finished" and one.trained >= batches]
+    picked = [one for one in full if info.budget.allows(one.params, one.macs)]
     return Tried(
         networks=len(trained),
         in_full=len(full),
         host_in_full=any(one.number == host for one in full),
         diverged=sum(one.diverged or math.isnan(one.score) for one in trained),
-        sizes=tuple(sorted({one.params for one in full})),
+        sizes=tuple(sorted({one.params for one in picked})),
         rates=tuple(sorted({one.recipe.lr for one in full})),
         cap=info.budget.params,
         batches=batches,
@@ -165,6 +168,8 @@ def _compared(facts: Facts) -> str:
     if low <= 0 <= high:
         apart_by = _amount(facts, gain, signed=True)
         return f"{line}, level with your model ({apart_by}, {interval})"
+    if gain < 0 and facts.reference:
+        return f"{line}, {_amount(facts, -gain)} below your model ({interval})"
     word = "better" if gain > 0 else "worse"
     return f"{line}, {word} than your model by {_amount(facts, abs(gain))} ({interval})"
 

@@ -1,18 +1,20 @@
-"""Widths of the user's model that a search starts from.
+"""Widths and depths of the user's model that a search starts from.
 
 The widest that the budget allows comes first, then narrower ones at equal steps. Under a cap the
 best network is often the widest that fits, so that one is searched for, not taken from a fixed
-list.
+list. A cap may be below the model itself. Other depths are tried at two widths each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Final
 
 from esper.growing.networks import Networks, Variant
 from esper.leyline.errors import EsperError
+from esper.leyline.variants import read_variant
 
 WIDEST: Final = 4.0
 """Widest network without a limit on its size, as a multiple of the model's own width."""
@@ -23,74 +25,171 @@ STEP: Final = math.sqrt(2.0)
 """Least ratio between neighbouring widths: about twice the parameters."""
 COUNT: Final = 6
 """Most widths besides the model's own."""
+COUNT_BESIDE_DEPTHS: Final = 4
+"""The same where other depths are tried."""
 TRIALS: Final = 6
 """Networks that are built to find the widest one."""
 CLOSE: Final = 1.01
 """Ratio of widths that makes no difference."""
+NEAR: Final = 1.15
+"""Ratio by which the widest network of another depth is first looked for around a guess."""
+TRIALS_NEAR: Final = 3
+SMALLEST: Final = (0.001, 0.03, 0.1, 0.25, 0.5)
+"""Widths that are tried until one can be made, to find the smallest network."""
 
 
-def spread_widths(networks: Networks, most_cost: float) -> list[Variant]:
-    """Other widths of a model, within the budget, narrowest first.
+def spread_variants(
+    networks: Networks, most_cost: float, depths: Sequence[float] = ()
+) -> list[Variant]:
+    """Other widths of a model, and other depths, within the budget, smallest first.
 
     `most_cost`: of training one, relative to the model as given.
     """
     found = _Widths(networks, most_cost)
-    if not networks.base.bare or found.variant(1.0) is None:
-        return []  # it has no places, or cannot be scaled
-    top = found.widest()
-    step = max(STEP, (top / NARROWEST) ** (1.0 / COUNT))
-    for place in range(COUNT + 1):  # one of them may be the model itself
-        found.variant(short(top / step**place))
+    top = found.top()
+    others = [one for depth in depths for one in _at_depth(networks, most_cost, depth, top)]
+    if top is not None:
+        count = COUNT_BESIDE_DEPTHS if others else COUNT
+        step = max(STEP, (top / NARROWEST) ** (1.0 / count))
+        for place in range(count + 1):  # one of them may be the model itself
+            found.variant(short(top / step**place))
     del found.variants[networks.base.bare_size.params]
-    others = [variant for variant in found.variants.values() if _is_traced(variant)]
-    return sorted(others, key=lambda variant: variant.bare_size.params)
+    every = [*found.variants.values(), *others]
+    traced = [variant for variant in every if _is_traced(variant)]
+    return sorted(traced, key=lambda variant: variant.bare_size.params)
 
 
-def named_variants(networks: Networks, factors: Sequence[float]) -> list[Variant]:
-    """The widths that the user named; raises if one cannot be made, or exceeds the budget."""
-    found = {networks.base.bare_size.params: networks.base}
-    for factor in factors:
+def _at_depth(
+    networks: Networks, most_cost: float, depth: float, like: float | None
+) -> list[Variant]:
+    """The widest network of a depth, and one about its own width or half as wide.
+
+    `like`: the widest of the model's own depth.
+    """
+    found = _Widths(networks, most_cost, depth)
+    top = found.top(like)
+    if top is not None:
+        found.variant(top)
+        found.variant(1.0 if top > STEP else short(top / 2))
+    return list(found.variants.values())
+
+
+def named_variants(
+    networks: Networks, widths: Sequence[float], depths: Sequence[float] = ()
+) -> list[Variant]:
+    """The widths and depths that the user named, and all pairs of them.
+
+    Raises if one cannot be made, or exceeds the budget.
+    """
+    found = {(networks.base.bare_size.params, 1.0): networks.base}
+    for depth, width in product((1.0, *depths), (1.0, *widths)):
+        if (width, depth) == (1.0, 1.0):
+            continue
         try:
-            made = networks.scaled(width_name(factor), factor)
+            made = networks.scaled(width, depth)
             size = made.size(made.bare)  # traces it
-            networks.budget.check_host(size.params, size.macs)
+            networks.budget.require(size.params, size.macs)
         except EsperError as error:
-            raise EsperError(f"width {factor:g}: {error}") from error
-        found.setdefault(size.params, made)
+            names = [f"width {width:g}"] * (width != 1) + [f"depth {depth:g}"] * (depth != 1)
+            raise EsperError(f"{', '.join(names)}: {error}") from error
+        found.setdefault((size.params, depth), made)
     return list(found.values())[1:]
 
 
-class _Widths:
-    """Variants by number of parameters: two widths may round to one network."""
+def own_width_variants(
+    networks: Networks, most_cost: float, depths: Iterable[float]
+) -> list[Variant]:
+    """Other depths at the model's own width, as far as they can be made within the budget."""
+    every = (_Widths(networks, most_cost, depth).variant(1.0) for depth in depths)
+    return [variant for variant in every if variant is not None and _is_traced(variant)]
 
-    def __init__(self, networks: Networks, most_cost: float) -> None:
-        self.networks, self.most_cost = networks, most_cost
-        self.variants = {networks.base.bare_size.params: networks.base}
-        self._tried: dict[float, Variant | None] = {}
+
+def remade_variants(networks: Networks, names: Sequence[str]) -> list[Variant]:
+    """The variants of a search by their names, the model as given left out.
+
+    Rows of its table name them by number, so all of them are made; the budget may be another now.
+    """
+    return [networks.scaled(*read_variant(name)) for name in names if name]
+
+
+def require_smaller(networks: Networks, widths: Iterable[float], depths: Iterable[float]) -> None:
+    """Raise if no network of these widths and depths is within the budget, as the model is not."""
+    budget, size = networks.budget, networks.base.bare_size
+    name, has = budget.excess(size.params, size.macs)
+    limit = f"budget {name}={getattr(budget, name):g}: your model has {has:,}"
+    made, reasons = list[tuple[str, int]](), list[str]()
+    for depth in sorted({1.0, *depths}):
+        for width in sorted(widths):
+            try:
+                found = networks.scaled(width, depth).bare_size
+            except EsperError as error:
+                reasons.append(str(error))
+                continue
+            if budget.allows(found.params, found.macs):
+                return
+            made.append(budget.excess(found.params, found.macs))
+            break
+    if made:
+        name, has = min(made, key=lambda one: one[1])
+        limit += f", and the smallest network that can be made of it {has:,}"
+    else:
+        limit += f", and no smaller network can be made of it ({reasons[-1]})"
+    raise EsperError(f"{limit}; give {name}={has} or more, or start from a smaller model")
+
+
+class _Widths:
+    """Variants of one depth by number of parameters: two widths may round to one network."""
+
+    def __init__(self, networks: Networks, most_cost: float, depth: float = 1.0) -> None:
+        self.networks, self.most_cost, self.depth = networks, max(1.0, most_cost), depth
+        base = networks.base
+        self.variants = {base.bare_size.params: base} if depth == 1 else {}
+        self._built: dict[float, Variant | None] = {}
 
     def variant(self, factor: float) -> Variant | None:
         """The network of a width, if it can be made within the budget."""
         made = self._made(factor)
         return None if made is None else self.variants.setdefault(made.bare_size.params, made)
 
-    def _made(self, factor: float) -> Variant | None:
-        if factor not in self._tried:
-            self._tried[factor] = self._make(factor)
-        return self._tried[factor]
+    def top(self, like: float | None = None) -> float | None:
+        """The largest width that fits; None: no other width can be made, or none fits.
 
-    def _make(self, factor: float) -> Variant | None:
-        networks = self.networks
-        try:
-            made = networks.scaled(width_name(factor), factor)
-            size = made.bare_size
-        except EsperError:
+        `like`: that of the model's own depth, where the search may begin.
+        """
+        own, base = self._build(1.0), self.networks.base
+        if own is None:
             return None
-        allowed = networks.budget.allows(size.params, size.macs)
-        return made if allowed and networks.cost_of(size) <= max(1.0, self.most_cost) else None
+        if self.depth == 1:
+            own = base
+            if self.networks.base_fits and not base.bare:
+                return None  # it has no places
+        elif like is not None and math.isfinite(self._room(own)):
+            share = base.bare_size.train_macs / max(1, own.bare_size.train_macs)
+            near = self._widest_near(like * math.sqrt(share))
+            if near is not None:
+                return near
+        return self._widest(own) if self._made(1.0) is not None else self._widest_below(own)
 
-    def widest(self) -> float:
-        """The largest width that fits."""
-        low, room = 1.0, self._room(self.networks.base)
+    def _build(self, factor: float) -> Variant | None:
+        """The network of a width, whatever its size."""
+        if factor not in self._built:
+            try:
+                made = self.networks.scaled(factor, self.depth)
+                self._built[factor] = made if made.bare_size else None  # may raise
+            except EsperError:
+                self._built[factor] = None
+        return self._built[factor]
+
+    def _made(self, factor: float) -> Variant | None:
+        made, networks = self._build(factor), self.networks
+        if made is None:
+            return None
+        size = made.bare_size
+        allowed = networks.budget.allows(size.params, size.macs)
+        return made if allowed and networks.cost_of(size) <= self.most_cost else None
+
+    def _widest(self, own: Variant) -> float:
+        low, room = 1.0, self._room(own)
         high = min(room, WIDEST_UNDER_CAP) if math.isfinite(room) else WIDEST
         failed = False
         for _ in range(TRIALS):
@@ -109,13 +208,35 @@ class _Widths:
                 low, room = trial, self._room(made)
         return low
 
+    def _widest_below(self, own: Variant) -> float | None:
+        """The largest width that fits, where the model's own does not."""
+        # Sizes shrink with the width, at least, and at most with its square.
+        room = min(self._room(own), self.most_cost / self.networks.cost_of(own.bare_size))
+        low, high = room / 2, min(1.0, CLOSE * math.sqrt(room))
+        fits = None
+        for _ in range(TRIALS):
+            trial = short(math.sqrt(low * high))
+            if self._made(trial) is None:
+                high = trial
+            else:
+                low = fits = trial
+        return fits or next((one for one in SMALLEST if self._made(one) is not None), None)
+
+    def _widest_near(self, guess: float) -> float | None:
+        """A width that fits, where a little more does not; None: not near the guess."""
+        low, high, fits = guess / NEAR, guess * NEAR, None
+        for trial in (guess, *(None,) * (TRIALS_NEAR - 1)):
+            width = short(math.sqrt(low * high) if trial is None else trial)
+            if self._made(width) is None:
+                high = width
+            else:
+                low = fits = width
+        return fits
+
     def _room(self, variant: Variant) -> float:
         """By how much a network may grow within the limits on its size."""
-        size, budget = variant.bare_size, self.networks.budget
-        return min(
-            math.inf if budget.params is None else budget.params / max(1, size.params),
-            math.inf if budget.macs is None else budget.macs / max(1, size.macs),
-        )
+        size = variant.bare_size
+        return self.networks.budget.room(size.params, size.macs)
 
 
 def _is_traced(variant: Variant) -> bool:
@@ -129,17 +250,3 @@ def _is_traced(variant: Variant) -> bool:
 def short(factor: float) -> float:
     """The width in three digits, so that a name holds all of it."""
     return float(f"{factor:.3g}")
-
-
-def width_name(factor: float) -> str:
-    """Name of the variant of a width."""
-    return f"x{factor:g}"
-
-
-def named_widths(names: Sequence[str]) -> tuple[float, ...]:
-    """Widths of variants by their names, the model as given left out.
-
-    >>> named_widths(["", "x0.5", "x1.41"])
-    (0.5, 1.41)
-    """
-    return tuple(float(name.removeprefix("x")) for name in names if name)

@@ -43,7 +43,8 @@ class Grow:
     """Grow your model on your data within a budget; returns the frontier of score against size.
 
     FILE.py:NAME names an object in your Python file, or a function or class without arguments that
-    makes it. Data are also read from .npz (arrays x and y) and .csv (label in the last column).
+    makes it. Data are also read from .npz (arrays x and y) and .csv (label in the last column; text
+    in others with --categorical auto).
     """
 
     model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.py:MODEL")] = (
@@ -122,7 +123,8 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
         model, train, val, test = SmallCNN, digits(), None, None
     else:
         model, given = files.find(config.model), (config.train, config.val, config.test)
-        train, val, test = (None if one is None else files.data(one) for one in given)
+        as_table = config.settings.categorical is not None
+        train, val, test = (None if one is None else files.data(one, as_table) for one in given)
     settings = {one.name: getattr(config.settings, one.name) for one in fields(config.settings)}
     settings |= {name: _named(settings[name], files) for name in ("loss", "metric")}
     return grow_model(

@@ -1,8 +1,8 @@
 """Objects of a user's Python file by `FILE.py:NAME`, and data files.
 
 A file is executed, so only those named on the command line are. Modules beside it can be imported,
-as if it were run by Python. Files: `.npz` with arrays `x` and `y`; `.csv` with numbers and the
-label in the last column.
+as if it were run by Python. Files: `.npz` with arrays `x` and `y`; `.csv` with numbers, or named
+columns of any kind, and the label in the last column.
 """
 
 from __future__ import annotations
@@ -70,13 +70,16 @@ class UserFiles:
             raise unknown_name("name", name, names, f"in {text}")
         return getattr(module, name)
 
-    def data(self, reference: str) -> Any:
-        """Data by `FILE.py:NAME` (a function is called), or from an `.npz` or `.csv` file."""
+    def data(self, reference: str, as_table: bool = False) -> Any:
+        """Data by `FILE.py:NAME` (a function is called), or from an `.npz` or `.csv` file.
+
+        `as_table`: columns of a `.csv` file may hold text, too.
+        """
         path = Path(reference)
         if path.suffix == ".npz":
             return read_npz(path)
         if path.suffix == ".csv":
-            return read_csv(path)
+            return read_csv_table(path) if as_table else read_csv(path)
         if not is_reference(reference):
             raise EsperError(f"{reference}: give {DATA_FORMS}")
         found = self.find(reference)
@@ -146,23 +149,51 @@ def read_csv(path: Path) -> tuple[Any, Any]:
     """
     import numpy as np
 
+    _, rows = _csv_rows(path)
+    for number, row in enumerate(rows, 1):
+        bad = [cell for cell in row[:-1] if not _is_number(cell)]
+        if bad:
+            raise EsperError(
+                f"{path} row {number}: {bad[0]!r} is not a number; --categorical auto encodes text"
+            )
+    x = np.array([row[:-1] for row in rows], dtype=np.float64).astype(np.float32)
+    return x, _labels([row[-1].strip() for row in rows])
+
+
+def read_csv_table(path: Path) -> tuple[dict[str, Any], Any]:
+    """Columns by name, of numbers or of text, and the last one as labels; empty cells are None."""
+    import numpy as np
+
+    names, rows = _csv_rows(path)
+    columns = dict[str, Any]()
+    for name, cells in zip(names[:-1], zip(*(row[:-1] for row in rows), strict=True), strict=True):
+        words = [cell.strip() for cell in cells]
+        if all(_is_number(word) for word in words if word):
+            columns[name] = np.array([float(word or "nan") for word in words])
+        else:
+            columns[name] = np.array([word or None for word in words], dtype=object)
+    return columns, _labels([row[-1].strip() for row in rows])
+
+
+def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns, 0, 1, ... if the first row has a number, and the cells of all rows."""
     _require_file(path)
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise EsperError(f"{path} cannot be read as .csv ({error})") from error
+    names = [str(place) for place in range(len(rows[0]))] if rows else []
     if rows and not any(_is_number(cell) for cell in rows[0]):
-        rows = rows[1:]
+        names, rows = [cell.strip() for cell in rows[0]], rows[1:]
     if not rows or len(rows[0]) < 2:
         raise EsperError(f"{path}: give rows of numbers, separated by commas, and a label each")
     for number, row in enumerate(rows, 1):
-        bad = [cell for cell in row[:-1] if not _is_number(cell)]
-        if bad or len(row) != len(rows[0]):
-            reason = f"{bad[0]!r} is not a number" if bad else f"{len(row)} columns"
-            raise EsperError(f"{path} row {number}: {reason}; the first row has {len(rows[0])}")
-    x = np.array([row[:-1] for row in rows], dtype=np.float64).astype(np.float32)
-    return x, _labels([row[-1].strip() for row in rows])
+        if len(row) != len(rows[0]):
+            raise EsperError(
+                f"{path} row {number}: {len(row)} columns; the first row has {len(rows[0])}"
+            )
+    return names, rows
 
 
 def _labels(words: list[str]) -> Any:

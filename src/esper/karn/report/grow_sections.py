@@ -97,7 +97,7 @@ def settings_rows(run: Path) -> list[tuple[str, str]]:
                       f"{real(info, 'weight_decay'):g}, {clipped}"),
         ("precision", "bfloat16 by autocast" if info.get("amp") is True else "float32"),
         ("places to grow", ", ".join(f"{slot} {place}" for slot, place in places) or "none"),
-        ("other widths", ", ".join(texts(info, "variants")[1:]) or "none"),
+        ("other widths and depths", ", ".join(texts(info, "variants")[1:]) or "none"),
         ("blueprints", ", ".join(texts(info, "blueprints")) or "all that fit"),
         ("seed", f"{real(info, 'seed'):g}"),
         ("device", text(info, "device")),

@@ -13,6 +13,7 @@ from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.documents import objects, read_entries, real, texts
 from esper.leyline.statistics import Estimate
+from esper.leyline.variants import describe_variant
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import Markup, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
@@ -335,7 +336,7 @@ def _kind(one: views.FrontierPoint) -> str:
 
 def _seed_names(one: views.FrontierPoint) -> str:
     held = [name for name in one.topology if name]
-    parts = ([f"{one.variant} as wide"] if one.variant else []) + held
+    parts = ([describe_variant(one.variant)] if one.variant else []) + held
     return ", ".join(parts) or ("your model" if one.origin == "given" else "the bare host")
 
 

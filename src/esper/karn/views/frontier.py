@@ -31,7 +31,7 @@ class FrontierPoint:
     topology: tuple[str, ...]
     """Blueprint of every slot, "" for an empty one."""
     variant: str
-    """Width of the host, as `x0.5`; empty: as given."""
+    """Width and depth of the host, as `x0.5 d2`; empty: as given."""
     origin: str
     """`given`, `width`, `seeds`, `grown`, `pruned` (grow); `host`, `planted` (audit)."""
     params: int

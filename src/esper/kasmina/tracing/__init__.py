@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
+    from esper.kasmina.tracing.depths import Depths as Depths
     from esper.kasmina.tracing.finishing import finished_model as finished_model
     from esper.kasmina.tracing.host import HostTrace as HostTrace
     from esper.kasmina.tracing.host import trace_model as trace_model

@@ -49,7 +49,7 @@ def choices(
         yield rule, counts | sizes
 
 
-def _int_attributes(model: nn.Module) -> Iterator[tuple[str, str, int]]:
+def int_attributes(model: nn.Module) -> Iterator[tuple[str, str, int]]:
     """Yield path, name and value of the integers that the user's modules hold."""
     for path, name, value in _size_attributes(model):
         if isinstance(value, int):
@@ -90,7 +90,7 @@ def _scaled_counts(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
     """Return the numbers of heads that the rule changes."""
     return {
         (path, name): rule.heads[value]
-        for path, name, value in _int_attributes(model)
+        for path, name, value in int_attributes(model)
         if _is_count(name) and value in rule.heads
     }
 
@@ -114,7 +114,7 @@ def _head_counts(model: nn.Module) -> set[int]:
     """Return the numbers of attention heads in a model."""
     found = {n.num_heads for n in model.modules() if isinstance(n, nn.MultiheadAttention)}
     named = {
-        v for _, name, v in _int_attributes(model) if _is_count(name) and "head" in name.lower()
+        v for _, name, v in int_attributes(model) if _is_count(name) and "head" in name.lower()
     }
     return found | named
 
@@ -129,7 +129,7 @@ def _divisors(model: nn.Module, sources: WidthSources) -> set[tuple[int, int]]:
             found.add((layer.num_channels, layer.num_groups))
         elif isinstance(layer, _ConvNd) and not is_depthwise(layer):
             found |= {(layer.in_channels, layer.groups), (layer.out_channels, layer.groups)}
-    for path, name, value in _int_attributes(model):
+    for path, name, value in int_attributes(model):
         if _is_count(name):
             for layer in model.get_submodule(path).modules():
                 if isinstance(layer, GENERATORS) and output_width(layer) % value == 0:

@@ -86,7 +86,7 @@ class ScaledModel:
     @cached_property
     def host(self) -> HostTrace:
         """Its trace; made when first asked for."""
-        with _plain_kernels():
+        with plain_kernels():
             return self.trace()
 
 
@@ -146,7 +146,7 @@ class Scaling:
         self._output, self._slots, self._needs_slots = output, slots, needs_slots
         self._tried: dict[str, ScaledModel | str] = {}
         """By rule: close factors round to one."""
-        with kept_random_state(), _plain_kernels():
+        with kept_random_state(), plain_kernels():
             self._factory = factory_of(model)
             self._base = build(self._factory, 0, "model").cpu()
             check_parameters(self._base)
@@ -163,8 +163,22 @@ class Scaling:
         """Try rules until a scaled model runs as the user's does; raises if none does."""
         if not 0 < factor < float("inf"):
             raise EsperError(f"factor={factor}: must be positive and finite")
-        with kept_random_state(), _plain_kernels():
+        with kept_random_state(), plain_kernels():
             return self._scaled(factor)
+
+    def own(self) -> ScaledModel:
+        """The model at its own width, with its own weights."""
+        with kept_random_state(), plain_kernels():
+            size = self._trained[1]
+        parameters = sum(p.numel() for p in self._base.parameters())
+        return ScaledModel(
+            self._factory, 1.0, parameters, {}, size, size, self._tracer(self._factory)
+        )
+
+    def _tracer(self, factory: Factory) -> Callable[[], HostTrace]:
+        return partial(
+            trace_model, factory, self._example, self._slots, self._output, self._needs_slots, True
+        )
 
     def _shown(self, is_instance: bool) -> Initialisation:
         """Look at the weights of an instance, or of several models of a factory."""
@@ -215,11 +229,10 @@ class Scaling:
             return plan.apply(factory().cpu(), initialisation)
 
         parameters = sum(p.numel() for p in model.parameters())
-        trace = partial(
-            trace_model, scaled, self._example, self._slots, self._output, self._needs_slots, True
-        )
         given = self._trained[1]
-        return ScaledModel(scaled, math.nan, parameters, rule.table, size, given, trace)
+        return ScaledModel(
+            scaled, math.nan, parameters, rule.table, size, given, self._tracer(scaled)
+        )
 
     def _derive(
         self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]
@@ -372,7 +385,7 @@ class _Calls(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _plain_kernels() -> Iterator[None]:
+def plain_kernels() -> Iterator[None]:
     """Let torch's encoder layers call their parts, which hooks see; compute without oneDNN, which
     prepares every shape anew: that takes longer than a few samples do.
     """
