@@ -37,7 +37,8 @@ def grown(kind: str, folder: Path) -> esper.GrowResult:
     case = CASES[kind]
     return esper.grow(
         case.build, data(case), budget=esper.Budget(host_runs=8), epochs=2, batch_size=8,
-        output=case.output, folder=folder, verbose=False, device="cpu", widths=(),
+        output=case.output, folder=folder, verbose=False, device="cpu", widths=(), depths=(),
+        lr=0.01, weight_decay=0.0, augment="none", label_smoothing=0.0,  # what is left are seeds
     )  # fmt: skip
 
 
