@@ -292,7 +292,8 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
     try:
         with tempfile.TemporaryDirectory() as folder:
             result = esper.grow(
-                lambda: problem.make(problem.width, problem.depths[0]), train, val,
+                # Test is scored afterwards; none given would be cut from train.
+                lambda: problem.make(problem.width, problem.depths[0]), train, val, val,
                 budget=esper.Budget(minutes=seconds / 60, params=problem.cap), device=device,
                 seed=seed, folder=folder, verbose=False, metric="log_loss" if problem.tokens else
                 "accuracy", **settings,

@@ -17,6 +17,8 @@ RESERVE: Final = 1.0
 """Seconds that are kept for the report."""
 RESERVED: Final = 0.01
 """Share of the time that is kept besides."""
+MAX_FASTER: Final = 2.0
+"""Times as fast that networks are judged at the end than beside others, at most."""
 SPARE: Final = 2
 """Networks that may have to be judged at the end, besides those that would be now."""
 
@@ -64,6 +66,7 @@ class Clock:
         if math.isinf(self.limit):
             return math.inf
         judging = sorted(self._judging)[len(self._judging) // 2] if self._judging else 0.0
+        judging /= max(1.0, min(self.parallel, MAX_FASTER))  # nothing trains beside it at the end
         reserve = RESERVE + RESERVED * self.limit + (self.judged + SPARE) * judging * self._share
         return self.limit - self.seconds - min(reserve, 0.2 * self.limit) - self.reserved
 
