@@ -147,6 +147,19 @@ def test_a_cap_below_the_model_and_nothing_smaller_is_one_line(tmp_path):
     )
 
 
+def test_the_reference_of_a_cap_leaves_most_of_the_time_to_smaller_networks(monkeypatch):
+    monkeypatch.setattr("esper.growing.run.GrowRun._probe", lambda _: 0.1)
+
+    def seconds(params: int) -> float:
+        budget, printer = esper.Budget(params=params, minutes=1.0), ProgressPrinter(verbose=False)
+        settings = GrowSettings(device="cpu", epochs=500, batch_size=16)
+        run = prepare_run(model, (data(), None, None), budget, settings, printer)
+        return 0.1 * run.length.batches
+
+    assert seconds(89) == pytest.approx(20.0, rel=0.1)
+    assert seconds(88) == pytest.approx(8.5, rel=0.1)
+
+
 class Choosy(nn.Module):
     """Its path depends on the data, so it can neither be traced nor captured."""
 

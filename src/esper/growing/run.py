@@ -73,6 +73,8 @@ DATA_SHARE: Final = 0.3
 """Share of the free memory of a device that data may take there."""
 TRAINED: Final = 0.2
 """An instance whose score exceeds the best constant's by this share of what is left is trained."""
+REFERENCE_RUNS: Final = 6.0
+"""The time limit is this many full runs of a model above the limits on size, at least."""
 PROBE_BATCHES: Final = 5
 PROBE_SECONDS: Final = 0.25
 """How long the speed of the model is measured, before a search with a limit on time."""
@@ -262,7 +264,9 @@ class GrowRun:
     def _in_time(self, seconds: float) -> Length:
         """The length of full runs for which there is time."""
         left = 0.85 * (seconds - (time.monotonic() - self._began))
-        batches = max(1, int(left / (self.each * FULL_RUNS)))
+        # Of a model above the limits one run is needed, as the reference; others cost less.
+        runs = FULL_RUNS if self.networks.base_fits else REFERENCE_RUNS
+        batches = max(1, int(left / (self.each * runs)))
         return self.full if batches >= self.full.batches else self.full.cut(batches)
 
     @cached_property

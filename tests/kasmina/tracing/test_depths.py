@@ -179,9 +179,19 @@ class Heads(nn.Module):
         return torch.cat([head(x) for head in self.heads], 1)
 
 
+class Choosy(Fixed):
+    """Does not train on few samples."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and len(x) < 4:
+            raise ZeroDivisionError("too few")
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("model", "depth", "says"),
     [
+        (Choosy, 2.0, "ZeroDivisionError"),
         (Fixed, 2.0, "no gradient reaches blocks.2.bias"),
         (Fixed, 0.5, "out of range"),
         (Heads, 0.5, "its output becomes (3, 4) instead of (3, 8)"),

@@ -165,18 +165,12 @@ class Depths:
     def __init__(self, model: Model, example: Raw, output: str | int | None = None) -> None:
         """See `trace_model`; the model is not changed."""
         self._model, self._example, self._output = model, example, output
-        with kept_random_state(), plain_kernels():
+        with kept_random_state():
             self._factory = factory_of(model)
             base = build(self._factory, 0, "model").cpu()
             self._name = type(base).__name__
             self._inputs = Inputs.of(base, example)
             self.stacks = find_stacks(base)
-            self._given = self._run(base) if self.stacks else (set[str](), ())
-
-    @property
-    def repeats(self) -> bool:
-        """Whether the model repeats a block."""
-        return bool(self.stacks)
 
     def at(self, depth: float) -> Model:
         """The model with a multiple of its blocks; raises if it cannot have another number.
@@ -207,18 +201,23 @@ class Depths:
             return _restack(self._factory().cpu(), stacks, depth, self._fresh)
 
         try:
+            unused_before, shape_before = self._given
             missing, shape = self._run(build(deepened, 0, "model"))
         except Exception as error:
             if is_out_of_memory(error):
                 raise
             return str(error) if isinstance(error, EsperError) else format_error(error)
-        known = {_place(name, stacks) for name in self._given[0]}
+        known = {_place(name, stacks) for name in unused_before}
         unused = [name for name in sorted(missing) if _place(name, stacks) not in known]
-        if shape != self._given[1]:
-            return f"its output becomes {shape} instead of {self._given[1]}"
+        if shape != shape_before:
+            return f"its output becomes {shape} instead of {shape_before}"
         if unused:
             return f"no gradient reaches {unused[0]}"
         return build(deepened, 0) if isinstance(self._model, nn.Module) else deepened
+
+    @cached_property
+    def _given(self) -> tuple[set[str], tuple[int, ...]]:
+        return self._run(build(self._factory, 0, "model").cpu())
 
     def _run(self, model: nn.Module) -> tuple[set[str], tuple[int, ...]]:
         """Names of the parameters that a batch gives no gradient, and the shape of the output."""
