@@ -88,7 +88,7 @@ def benchmark(config: BenchmarkPPO) -> None:
 
     import torch
 
-    from esper.kasmina.ops.kernels.build_times import compile_seconds, count_builds
+    from esper.kasmina.ops.kernels.build_times import count_builds
     from esper.simic.agent import PPOAgent, PPOConfig
     from esper.tamiyo import PolicySpec
     from esper.tolaria.device_info import describe_device
@@ -105,10 +105,10 @@ def benchmark(config: BenchmarkPPO) -> None:
     setting = describe_device(device) | {"parameters": str(parameters)}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     _choose(config, agent)
-    spent_before = compile_seconds()
+    spent_before = _compile_seconds()
     with count_builds(device) as builds:
         first, *timed = [_time_round(config, agent, rollout, r) for r in range(1 + config.rounds)]
-    compiling = _compiling(spent_before, compile_seconds()) if config.compile else None
+    compiling = _compiling(spent_before, _compile_seconds()) if config.compile else None
     act, update = ([pair[i] for pair in timed] for i in range(2))
     replayed = _replayed(agent)
     print(f"act: {replayed['how']}; update: {'compiled' if config.compile else 'eager'}")
@@ -150,6 +150,16 @@ def _replayed(agent: PPOAgent) -> dict[str, str | float]:
         return {"how": "eager, without graphs"}
     report = agent.graphs.report()
     return {"how": f"graphs {report.line()}", **asdict(report)}
+
+
+def _compile_seconds() -> float | None:
+    """Time of torch.compile in this process; None if torch does not report it."""
+    try:
+        from torch._dynamo.utils import calculate_time_spent
+
+        return float(calculate_time_spent()["total_wall_time"])
+    except (ImportError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _compiling(before: float | None, now: float | None) -> float | None:

@@ -340,61 +340,6 @@ def test_reports_handed_out_do_not_change():
     assert population.lifecycle.signals.contribution_ES[1, 0] == np.float32(0.7)
 
 
-# ---- keeping ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "optim"), [("mlp", "adamw"), ("batchnorm", "sgd")])
-def test_snapshots_survive_a_save(tmp_path, kind, optim):
-    population = fossils("loop", kind, optim)
-    snapshots = MemberSnapshots(population)
-    snapshots.take(mask(0, 1, 2, 3))
-    train(population, 2, kind)
-    snapshots.take(mask(2))
-    train(population, 1, kind)
-    population.save(tmp_path / "p")
-    state = snapshots.state()
-    kept = {name: value.clone() for name, value in state.items()}
-    train(population, 1, kind, seed=8)  # goes on: what was handed out must not
-    snapshots.take(mask(1))
-    assert all(torch.equal(kept[n].nan_to_num(-7), state[n].nan_to_num(-7)) for n in kept)
-
-    one, two = (Population.load(tmp_path / "p", KINDS[kind].host) for _ in range(2))
-    before = dump(two)
-    other = MemberSnapshots(two)
-    other.load_state(state)
-    same(before, dump(two), [0, 1, 2, 3])
-    again = other.state()
-    assert again.keys() == state.keys()
-    assert all(torch.equal(again[n].nan_to_num(-7), state[n].nan_to_num(-7)) for n in state)
-    third = MemberSnapshots(one)
-    third.load_state(state)
-    for loaded, one_population in ((other, two), (third, one)):
-        loaded.restore(mask(1, 2))
-        train(one_population, 1, kind)
-    same(dump(one), dump(two), [0, 1, 2, 3])
-    assert torch.equal(state["host/values"][[0, 3]], kept["host/values"][[0, 3]])
-
-
-def test_a_state_that_does_not_fit_is_named():
-    state_of = MemberSnapshots(fossils())
-    state_of.take(mask(0, 1, 2, 3))
-    state = state_of.state()
-    few = MemberSnapshots(make_population(2))
-    assert "taken_E" in refused(lambda: few.load_state(state))
-    fresh = MemberSnapshots(make_population(E))
-    assert "no such store" in refused(lambda: fresh.load_state(state))
-    wrong = dict(state)
-    wrong["host/values"] = wrong["host/values"][:, :-1]
-    line = refused(lambda: MemberSnapshots(fossils()).load_state(wrong))
-    assert line.startswith("snapshot 'host/values'")
-    unknown = state | {"host/optimizer/speed": state["host/values"]}
-    line = refused(lambda: MemberSnapshots(fossils()).load_state(unknown))
-    assert "host/optimizer/speed" in line
-    assert "expected nothing" in line
-    del state["permanent_ES"]
-    assert "nothing given" in refused(lambda: MemberSnapshots(fossils()).load_state(state))
-
-
 # ---- what is finite -----------------------------------------------------------------------
 
 

@@ -127,7 +127,6 @@ def test_a_new_episode_starts_afresh():
     assert governor.rollbacks_E.tolist() == [0, 0]
     assert governor.snapshot_step_E.tolist() == [-1, -1]
     assert governor.snapshot_score_E.tolist() == [0.15, 0.15]
-    assert not any("/bank/" in name for name in governor.state()), "no memory for old seeds"
     population.begin_step()
     population.train_batch(*batch(2))
     population.end_step(good_signals(population))
@@ -335,30 +334,6 @@ def test_verdicts_do_not_change_afterwards():
     kept = (verdict.snapshot_step_E.tolist(), verdict.snapshot_score_E.tolist())
     tell(governor, 1, score=0.9)
     assert (verdict.snapshot_step_E.tolist(), verdict.snapshot_score_E.tolist()) == kept
-
-
-# ---- keeping ------------------------------------------------------------------------------
-
-
-def test_a_state_is_a_copy():
-    _, governor = alone(snapshot_steps=1)
-    state = governor.state()
-    kept = {name: np.asarray(value).copy() for name, value in state.items()}
-    tell(governor, 0, score=0.9)
-    assert all(np.array_equal(np.asarray(state[n]), kept[n], equal_nan=True) for n in kept)
-
-
-def test_a_state_that_does_not_fit_is_named():
-    _, governor = alone()
-    state = governor.state()
-    other = TolariaGovernor(make_population(3), CHANCE)
-    assert "governor state 'strikes_E': (2,) given, expected (3,)" in refused(
-        lambda: other.load_state(state)
-    )
-    longer = TolariaGovernor(make_population(2), CHANCE, GovernorConfig(window=11))
-    assert "window_EW" in refused(lambda: longer.load_state(state))
-    del state["learnt_E"]
-    assert "'learnt_E': nothing given" in refused(lambda: governor.load_state(state))
 
 
 # ---- wrong use ----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.signals import GovernorVerdicts, PanicKind
 from esper.tolaria.governor import FRESH_STEP, GovernorConfig, TolariaGovernor
 from fault_support import spoil_next_gradient
-from support import CLASSES, batch, good_signals, make_population, tiny_host
+from support import CLASSES, batch, good_signals, make_population
 
 E, VICTIM = 4, 1
 CHANCE = 1 / CLASSES
@@ -244,29 +244,3 @@ def test_uprooted_seeds_serve_the_full_cooldown_in_the_loop():
         germinated.append(life.stage_ES[VICTIM, 0] == SeedStage.GERMINATED)
     assert germinated.index(True) == COOLDOWN - 1, "the action of the step in which it woke"
     assert life.births_ES[VICTIM, 0] == 2
-
-
-@pytest.mark.parametrize("stop", [1, 6, LAST])
-def test_going_on_from_a_save_is_bit_identical(tmp_path, stop):
-    """Stopped with rollbacks behind and ahead, strikes and windows half full."""
-    faults = (2, stop, LAST)
-    whole = Loop("loop", "weights", faults).run(LAST + 1)
-    first = Loop("loop", "weights", faults).run(stop)
-    first.population.loss = cross_entropy
-    first.population.save(tmp_path / "p")
-    state = first.governor.state()
-
-    second = Loop("loop", "weights", faults)
-    second.population = Population.load(tmp_path / "p", tiny_host)
-    second.governor = TolariaGovernor(second.population, CHANCE, second.config)
-    second.governor.load_state(state)
-    second.now = stop - 1
-    second.run(LAST + 1 - stop)
-    rows_agree(whole.population, second.population, list(range(E)), exact=True)
-    assert all(one == two for one, two in zip(whole.verdicts[stop:], second.verdicts, strict=True))
-    ended, again = whole.governor.state(), second.governor.state()
-    assert ended.keys() == again.keys()
-    for name in ended:
-        assert np.array_equal(np.asarray(ended[name]), np.asarray(again[name]), equal_nan=True), (
-            name
-        )

@@ -113,12 +113,6 @@ class _StoreCopy:
         for name, value in current.items():
             _copy_rows(value, self.moments[name], index_N)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name; not copies."""
-        fixed = {f"fixed/{name}": value for name, value in self.fixed.items()}
-        moments = {f"optimizer/{name}": value for name, value in self.moments.items()}
-        return {"values": self.values_EP} | fixed | moments
-
 
 def _copy_rows(into: Tensor, source: Tensor, index_N: Tensor) -> None:
     into.index_copy_(0, index_N, source.index_select(0, index_N))
@@ -214,70 +208,6 @@ class MemberSnapshots:
 
     def _index(self, mask_E: Bools) -> Tensor:
         return upload(np.flatnonzero(mask_E), self.population.device)
-
-    # ---- saving ---------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Tensor]:
-        """Return all snapshots by name, as host copies."""
-        out = {"taken_E": torch.from_numpy(self.taken_E.copy())}
-        out["permanent_ES"] = torch.from_numpy(self.permanent_ES.copy())
-        for name, array in self._arrays.items():
-            out[f"facts/{name}"] = torch.from_numpy(array.copy())
-        stores = {ref.name: ref.store for ref in _store_refs(self.population)}
-        for name, kept in self._copies.items():
-            for part, tensor in kept.tensors().items():
-                whole = tensor.detach()
-                if not part.startswith("fixed/"):
-                    whole = stores[name].whole(whole, torch.device("cpu"))
-                # SYNC: a checkpoint is written between rounds, never in a step.
-                out[f"{name}/{part}"] = whole.to("cpu", copy=True)
-        return out
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load the result of `state` from a population of the same kind and size."""
-        self.clear()
-        refs = {ref.name: ref for ref in _store_refs(self.population)}
-        own: dict[str, npt.NDArray[np.generic]] = {
-            "taken_E": self.taken_E,
-            "permanent_ES": self.permanent_ES,
-        }
-        own |= {f"facts/{name}": array for name, array in self._arrays.items()}
-        for name, array in own.items():
-            if name not in state or tuple(state[name].shape) != array.shape:
-                found = tuple(state[name].shape) if name in state else "nothing"
-                raise EsperError(f"snapshot {name!r}: {found} given, expected {array.shape}")
-            array[...] = state[name].numpy()
-        for name in state.keys() - own.keys():
-            self._load_tensor(name, state[name], refs)
-
-    def _load_tensor(self, name: str, tensor: Tensor, refs: Mapping[str, _StoreRef]) -> None:
-        """Load one tensor of a store's copy."""
-        owner = next((n for n in refs if name.startswith(f"{n}/")), None)
-        if owner is None:
-            raise EsperError(
-                f"snapshot {name!r}: this population has no such store; load the population saved "
-                f"with the snapshots first"
-            )
-        ref = refs[owner]
-        kept = self._copies.setdefault(owner, _StoreCopy.zeros(ref.store))
-        part = name.removeprefix(f"{owner}/")
-        if part.startswith("optimizer/"):
-            fresh = StackedOptimizer(ref.optimizer.config)  # leaves the live one unchanged
-            moments = fresh.moments(ref.key, kept.values_EP)
-            moment = part.removeprefix("optimizer/")
-            if moment in moments:
-                kept.moments[moment] = moments[moment]
-        into = kept.tensors().get(part)
-        whole = (self.population.members, ref.store.parameters_per_member)
-        if into is not None and into.shape == ref.store.flat_EP.shape and tensor.shape == whole:
-            tensor = ref.store.part(tensor)
-        if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
-            expected = "nothing" if into is None else f"{tuple(into.shape)} {into.dtype}"
-            raise EsperError(
-                f"snapshot {name!r}: {tuple(tensor.shape)} {tensor.dtype} given, "
-                f"expected {expected}"
-            )
-        into.copy_(tensor)
 
 
 def finite_members(population: Population) -> Tensor:

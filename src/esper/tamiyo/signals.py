@@ -8,14 +8,13 @@ Shape letters: E members, L last values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import EsperError
 from esper.leyline.signals import HISTORY_LENGTH
 
 
@@ -148,28 +147,6 @@ class SignalTracker:
         fresh = _TrackerState.fresh(self.members).arrays()
         for name, array in self._state.arrays().items():
             array[reset_E] = fresh[name][reset_E]
-
-    def state(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return copies of all state arrays, by name."""
-        return {name: array.copy() for name, array in self._state.arrays().items()}
-
-    def load_state(self, state: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Restore from `state()`; raises if names, shapes or dtypes differ."""
-        own = self._state.arrays()
-        for name in state:
-            if name not in own:
-                raise unknown_name("tracker array", name, own)
-        for name, array in own.items():
-            if name not in state:
-                raise EsperError(f"tracker state: {name} is missing; expected {', '.join(own)}")
-            found = np.asarray(state[name])
-            if found.shape != array.shape or found.dtype != array.dtype:
-                raise EsperError(
-                    f"tracker state {name}: {found.dtype} of shape {found.shape}, "
-                    f"expected {array.dtype} of shape {array.shape}"
-                )
-        for name, array in own.items():
-            array[...] = state[name]
 
     def _checked(self, name: str, values: npt.ArrayLike) -> Floats:
         """Convert to float32 `[E]`; raises on another shape."""

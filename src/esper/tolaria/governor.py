@@ -20,14 +20,11 @@ Shape letters: E members, W losses remembered.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from esper.kasmina.population import Population
 from esper.kasmina.snapshot import MemberSnapshots
@@ -38,18 +35,6 @@ from esper.tasks.spec import TaskSpec
 
 FRESH_STEP: Final = -1
 """`snapshot_step_E` of a fresh host."""
-
-_SNAPSHOTS: Final = "snapshots/"
-_ARRAYS: Final = (
-    "strikes_E",
-    "rollbacks_E",
-    "snapshot_step_E",
-    "snapshot_score_E",
-    "_window_EW",
-    "_learnt_E",
-    "_good_steps_E",
-)
-"""State arrays besides the snapshots; their names are keys of `state()`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,35 +253,6 @@ class TolariaGovernor:
                 f"per member"
             )
         return array
-
-    # ---- saving ---------------------------------------------------------------------------
-
-    def state(self) -> dict[str, npt.NDArray[np.generic] | Tensor]:
-        """Return all state, including snapshots, as copies on the host."""
-        out: dict[str, npt.NDArray[np.generic] | Tensor] = {}
-        for name in _ARRAYS:
-            out[name.lstrip("_")] = getattr(self, name).copy()
-        for name, tensor in self._snapshots.state().items():
-            out[_SNAPSHOTS + name] = tensor
-        return out
-
-    def load_state(self, state: Mapping[str, npt.NDArray[np.generic] | Tensor]) -> None:
-        """Restore from `state()`; load the population first."""
-        self._reset_state()
-        for name in _ARRAYS:
-            own, given = getattr(self, name), state.get(name.lstrip("_"))
-            if given is None or tuple(given.shape) != own.shape:
-                found = "nothing" if given is None else tuple(given.shape)
-                raise EsperError(
-                    f"governor state {name.lstrip('_')!r}: {found} given, expected {own.shape}"
-                )
-            own[...] = np.asarray(given)
-        snapshots = {
-            name.removeprefix(_SNAPSHOTS): torch.as_tensor(value)
-            for name, value in state.items()
-            if name.startswith(_SNAPSHOTS)
-        }
-        self._snapshots.load_state(snapshots)
 
 
 def _medians(values_NW: Doubles) -> Doubles:
