@@ -34,10 +34,10 @@ def git_revision() -> str | None:
     return _git(home, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def _git(home: Path, *words: str) -> str | None:
+def _git(home: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
