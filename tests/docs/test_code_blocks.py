@@ -109,4 +109,4 @@ def test_commands_of_pages_with_results_are_understood(name, tmp_path, monkeypat
         if words[:1] == ["esper"] and words[1] in COMMANDS:
             COMMANDS[words[1]](words[2:])
             read += 1
-    assert read > 2
+    assert read
