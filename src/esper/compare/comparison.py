@@ -85,7 +85,7 @@ class SearchCompute(ArrayStruct):
     """Compute of a search."""
 
     compute_N: Doubles
-    """Training compute of all members of a host, in runs of the bare host."""
+    """Training compute of all members of a host, in runs of the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +133,7 @@ class PolicyResult(ArrayStruct):
 
     @property
     def compute_N(self) -> Doubles:
-        """Training compute of a host in runs of the bare host; of all its members for a search."""
+        """Training compute of a host in runs of the host; of all its members for a search."""
         return self.flops_ratio_N if self.search is None else self.search.compute_N
 
     @property

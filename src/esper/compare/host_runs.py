@@ -43,7 +43,7 @@ class HostRun:
     result: RoundResult
     """One entry per host, in order."""
     compute_E: Doubles
-    """Training compute spent on each host, in runs of the bare host; for a search that of all its
+    """Training compute spent on each host, in runs of the host; for a search that of all its
     members."""
     engine: VectorizedEngine
     """The engine of the last population."""

@@ -55,7 +55,7 @@ class PolicyRun:
 
     result: RoundResult
     compute_E: Doubles
-    """Training compute of each member in runs of the bare host, search included."""
+    """Training compute of each member in runs of the host, search included."""
     blueprints: tuple[str, ...]
     """Blueprint names, by the indices in the outcome."""
 
@@ -67,7 +67,7 @@ class Judged:
     by_policy: dict[str, RoundResult]
     """In display order; `LEARNED` first."""
     compute: dict[str, Doubles]
-    """Training compute of each member in runs of the bare host, search included."""
+    """Training compute of each member in runs of the host, search included."""
     blueprints: dict[str, tuple[str, ...]]
     """Blueprint names of each policy, by the indices in its outcome."""
     result: RunResult

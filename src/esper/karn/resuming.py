@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
-def command_line(verb: str, words: Sequence[str]) -> str:
+def command_line(verb: str, argv: Sequence[str]) -> str:
     """The command as it can be pasted into a shell.
 
     >>> command_line("compare", ["wait", "static:r0c0=norm; twin", "--seeds", "4"])
     "esper compare wait 'static:r0c0=norm; twin' --seeds 4"
     """
-    return shlex.join(["esper", verb, *words])
+    return shlex.join(["esper", verb, *argv])
 
 
 @contextmanager

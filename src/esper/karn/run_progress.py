@@ -227,7 +227,7 @@ class RunProgressSink:
         total = self.view.total
         self._pace = Pace(total, self._clock)
         self._ticked = 0
-        self._display = Display(total, self.console, plain_lines(self.view.rounds))
+        self._display = Display(total, self.console, _plain_lines(self.view.rounds))
         self._display.start()
         return self._display
 
@@ -278,10 +278,10 @@ class RunProgressSink:
         return f"{', '.join(words)}; {seeds}"
 
 
-def plain_lines(rounds: int) -> int:
+def _plain_lines(rounds: int) -> int:
     """Return the number of lines without a terminal: about ten, equally many per round.
 
-    >>> [plain_lines(rounds) for rounds in (1, 3, 7, 100)]
+    >>> [_plain_lines(rounds) for rounds in (1, 3, 7, 100)]
     [10, 9, 7, 10]
     """
     if not 0 < rounds < PLAIN_LINES:

@@ -69,10 +69,10 @@ class ContextSpec:
     capped: float = 0.0
     """Share of members with a parameter and a MAC cap."""
     cap: Range = Range(0.0, 1.0)
-    """Per member, uniform: where the caps are on the log scale between the bare host (0) and the
+    """Per member, uniform: where the caps are on the log scale between the host (0) and the
     fullest legal topology (1)."""
     budget: Range | None = ONE
-    """Per round, log-uniform: compute budget in training runs of the bare host. None: from 1 to the
+    """Per round, log-uniform: compute budget in training runs of the host. None: from 1 to the
     cost of the fullest legal topology."""
     min_groups: int | None = None
     """Per round: classes are grouped at random into this many to all groups. None: as they are."""
@@ -155,7 +155,7 @@ class RoundContext:
     """What a round of one engine draws."""
 
     budget: float = 1.0
-    """Compute budget of every member, in training runs of the bare host."""
+    """Compute budget of every member, in training runs of the host."""
     label_map: tuple[int, ...] | None = None
     """Class -> group; None: labels as they are."""
     pixel_noise: float = 0.0
@@ -235,14 +235,14 @@ class ContextSignals(ArrayStruct):
     """Most parameters, host included; inf: no cap."""
     macs_cap_E: Doubles
     reserved_params_E: Doubles
-    """Parameters of the host and all seeds, incubating ones included."""
+    """Parameters of the host and all seeds, training ones included."""
     reserved_macs_E: Doubles
     budget: float
-    """Compute budget in training runs of the bare host."""
+    """Compute budget in training runs of the host."""
     spent_E: Doubles
     """Share of the budget spent, 0..1."""
     cost_E: Doubles
-    """Training cost of a batch relative to the bare host's."""
+    """Training cost of a batch relative to the host's."""
     stopped_E: Bools
     groups: int
     """Classes to tell apart."""

@@ -217,7 +217,7 @@ class RoundContexts(Payload):
     stopped_E: Bools
     """Stopped training before the end."""
     budget: float
-    """Compute budget of every member, in training runs of the bare host."""
+    """Compute budget of every member, in training runs of the host."""
     groups: int
     """Classes to tell apart."""
     train_samples: int

@@ -57,7 +57,7 @@ class GateSignals(ArrayStruct):
     host_loss_E: Floats
     """Train loss of the main row, the baseline of the shadow losses."""
     shadow_loss_ES: Floats
-    """Train loss with the incubating seed of that slot enabled."""
+    """Train loss with the training seed of that slot enabled."""
     grad_norm_ES: Floats
     """Norm of the seed's gradient over the step; +inf if any gradient was not finite."""
     contribution_ES: Floats
@@ -249,7 +249,7 @@ class TrainingSignals(ArrayStruct):
     grad_health_ES: Floats
     """From 0 (dead or not finite) to 1 (healthy)."""
     shadow_gap_ES: Floats
-    """Shadow loss minus host loss; negative if the incubating seed would help."""
+    """Shadow loss minus host loss; negative if the training seed would help."""
 
     channels_S: Ints
     depth_S: Floats

@@ -34,7 +34,7 @@ class Dot:
 
 
 WORDS: Final = {
-    "pick": "the pick", "host": "the bare host", "front": "grown or chosen", "static": "static",
+    "pick": "the pick", "host": "the host", "front": "grown or chosen", "static": "static",
 }  # fmt: skip
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import install_hint
 from esper.scripts.cli.command import run_command
+from esper.storage.provenance import package_version
 
 if TYPE_CHECKING:
     from esper.kasmina.ops.kernels.build_times import KernelBuilds
@@ -100,19 +100,14 @@ def _version_lines(config: _Doctor) -> list[str]:
 
     lines = [f"esper {esper.__version__}, Python {platform.python_version()}, "
              f"torch {torch.__version__}"]  # fmt: skip
-    lines.append(", ".join(f"{name} {_version(name)}" for name in PACKAGES))
+    lines.append(", ".join(f"{name} {package_version(name)}" for name in PACKAGES))
     lines += [
-        f"{use}: {name} {_version(name)}" if _version(name) else f"{use}: {name} is not installed"
+        f"{use}: {name} {package_version(name)}"
+        if package_version(name)
+        else f"{use}: {name} is not installed"
         for name, use in EXTRAS.items()
     ]
     return lines
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _executor_lines(config: _Doctor) -> list[str]:

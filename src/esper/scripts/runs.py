@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final
 from esper.leyline.codec import Json
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.output import say
+from esper.scripts.cli.run_paths import RUNS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from esper.karn.views import RunSummary
 
-RUNS: Final = Path("runs")
 TRAIN_COLUMNS: Final = ("run", "state", "rounds", "score", "best", "created (UTC)")
 GROW_COLUMNS: Final = (
     "grow run",

@@ -123,3 +123,10 @@ def require_not_folders(paths: Iterable[Path]) -> None:
             raise EsperError(f"{path} is a folder, but a file is to be written there: move it away")
         if path.parent.exists() and not path.parent.is_dir():
             raise EsperError(f"{path.parent} is a file, but must be a folder: move it away")
+
+
+def require_folder(path: Path, advice: str) -> None:
+    """Raise with the advice unless there is such a folder."""
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "does not exist"
+        raise EsperError(f"{path} {found}: {advice}")

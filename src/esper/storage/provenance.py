@@ -16,14 +16,15 @@ _PACKAGES: Final = ("torch", "numpy", "safetensors")
 def versions() -> tuple[tuple[str, str], ...]:
     """(package, version) pairs that results depend on."""
     own = [("esper", esper.__version__), ("python", python_version())]
-    return (*own, *((name, _version(name)) for name in _PACKAGES))
+    return (*own, *((name, package_version(name) or "unknown") for name in _PACKAGES))
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Version of a package; empty if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
-        return "unknown"
+        return ""
 
 
 def git_revision() -> str | None:
@@ -34,10 +35,10 @@ def git_revision() -> str | None:
     return _git(home, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
-def _git(home: Path, *words: str) -> str | None:
+def _git(home: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10
+            ["git", "-C", str(home), *arguments], capture_output=True, text=True, timeout=10
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.codec import Json
+from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError, parse_error_line, shorten, shown
 
 MAX_DEPTH: Final = 64
@@ -25,6 +25,13 @@ def seal(document: Mapping[str, Json]) -> dict[str, Json]:
     (True, False)
     """
     return {**document, _SEAL: checksum_of(document)}
+
+
+def sealed_bytes(record: object) -> bytes:
+    """A record as a JSON file with its checksum."""
+    document = to_json(record)
+    assert isinstance(document, dict)  # records encode to objects
+    return (json.dumps(seal(document), indent=1) + "\n").encode()
 
 
 def is_sealed(document: Mapping[str, Json]) -> bool:

@@ -9,7 +9,6 @@ a copy.
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import time
 from collections.abc import Callable, Iterator
@@ -20,11 +19,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.codec import read_record, to_json
+from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
 from esper.storage.run_files import SESSIONS
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import read_document, sealed_bytes
 
 TIME_FORMAT: Final = "%Y-%m-%d %H:%M:%S"
 """Of times in UTC in run folders."""
@@ -99,9 +98,7 @@ class SessionLog:
     def _write(self) -> None:
         seconds = round(time.monotonic() - self._began, 3)
         self._last = replace(self._last, seconds=seconds)
-        content = to_json(_WorkSessions((*self._before, self._last)))
-        assert isinstance(content, dict)  # records encode to objects
-        write_atomic(self._path, (json.dumps(seal(content), indent=1) + "\n").encode())
+        write_atomic(self._path, sealed_bytes(_WorkSessions((*self._before, self._last))))
 
 
 _resumed_by: ContextVar[Callable[[Path], str] | None] = ContextVar("resumed_by", default=None)

@@ -45,7 +45,7 @@ def draw_round(
 ) -> RoundContext:
     """Draw what all members of a round share.
 
-    `fullest_cost`: training cost of the fullest legal topology, relative to the bare host's.
+    `fullest_cost`: training cost of the fullest legal topology, relative to the host's.
     `hidden_seed`: seed of what policies do not see (noise, which classes form a group); None:
     `seed`.
     """

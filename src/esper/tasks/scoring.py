@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAIN_PASSES: Final = 3
 """Forward, gradient of the activations, gradient of the weights: MACs times three."""
 SHADOW_PASSES: Final = 2
-"""The suffix after an incubating seed runs forward and backward, without weight gradients."""
+"""The suffix after a training seed runs forward and backward, without weight gradients."""
 
 SIZE_SCORE: Final = ScoreConstants(c_p=0.005, c_m=0.00125, c_f=0.002)
 """For tasks that are about how large a network should be. At a price of 1, twice the size must gain
@@ -147,7 +147,7 @@ def live_seeds(stage_ES: Codes) -> Ints:
 
 
 def live_mac_share(stage_ES: Codes, macs_ES: Ints, host_macs: int) -> Doubles:
-    """Return the MACs of live seeds `[E]` relative to the host's, incubating ones included."""
+    """Return the MACs of live seeds `[E]` relative to the host's, training ones included."""
     if host_macs < 1:
         raise EsperError(f"host_macs={host_macs}: known after the first batch, 1 or more")
     return np.asarray(np.where(IS_LIVE[stage_ES], macs_ES, 0).sum(axis=1) / host_macs)
@@ -172,7 +172,7 @@ class TrainingFlops:
     The rule, per training sample:
     - a main row costs 3 x the MACs of the host and of every seed with alpha above 0 (a seed being
       pruned as well: it is still computed);
-    - a shadow row costs 3 x the MACs of its incubating seed, and 2 x those of the suffix, which is
+    - a shadow row costs 3 x the MACs of its training seed, and 2 x those of the suffix, which is
       the host after that slot and the blended seeds in later slots. The prefix is the main row's,
       and the suffix trains no weights.
     Validation, counterfactuals and element-wise operations do not count.
@@ -222,8 +222,8 @@ class TrainingFlops:
         blended_ES = np.where(alpha_ES > 0, macs_ES, 0)
         later_ES = blended_ES.sum(axis=1, keepdims=True) - np.cumsum(blended_ES, axis=1)
         shadow_ES = MAIN_PASSES * macs_ES + SHADOW_PASSES * (self.suffix_macs_S + later_ES)
-        incubating_ES = stage_ES == SeedStage.TRAINING
-        per_sample_ES = MAIN_PASSES * blended_ES + np.where(incubating_ES, shadow_ES, 0)
+        training_ES = stage_ES == SeedStage.TRAINING
+        per_sample_ES = MAIN_PASSES * blended_ES + np.where(training_ES, shadow_ES, 0)
         per_sample_E = per_sample_ES.sum(axis=1)
         if stopped_E is not None:
             per_sample_E = np.where(stopped_E, 0, per_sample_E)

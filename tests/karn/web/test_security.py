@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from esper.karn.web.access import access_for, read_token
+from esper.karn.web.access import access_for
 from esper.karn.web.app import make_app
 from esper.karn.web.places import NotServedError, RunsFolder, id_of, name_of
 from esper.leyline.errors import EsperError
@@ -180,17 +180,17 @@ def test_any_address_but_this_machine_gets_a_token_of_its_own():
 def test_token_files_are_private_and_long_enough(tmp_path):
     path = tmp_path / "token"
     with pytest.raises(EsperError, match="No such file"):
-        read_token(path)
+        access_for("127.0.0.1", path)
     path.write_text(TOKEN)
     path.chmod(0o644)
     with pytest.raises(EsperError, match="chmod 600"):
-        read_token(path)
+        access_for("127.0.0.1", path)
     path.chmod(0o600)
-    assert read_token(path) == TOKEN
+    assert access_for("127.0.0.1", path).token == TOKEN
     for text in ("", "short", "two words are not one", "é" * 20):
         path.write_text(text)
         with pytest.raises(EsperError, match="16 or more"):
-            read_token(path)
+            access_for("127.0.0.1", path)
 
 
 # ---- paths -------------------------------------------------------------------------------------

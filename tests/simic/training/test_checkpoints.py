@@ -30,7 +30,6 @@ from esper.simic.training.runs.checkpoint_store import (
 )
 from esper.simic.training.runs.checkpoints import (
     CheckpointHook,
-    HistoryEncoder,
     best_round,
     capture,
     completed_rounds,
@@ -421,14 +420,6 @@ def test_the_best_round_is_that_of_a_whole_episode():
     assert best_round(scored(math.nan)) is None
     assert run_tally(history) == RunTally(4, 8, 0.4)
     assert math.isnan(run_tally([]).best_score)
-
-
-def test_a_record_is_written_out_once():
-    encoder, history = HistoryEncoder(), scored(0.1, 0.2, 0.3)
-    first = encoder.encode(history[:2])
-    assert encoder.encode(history)[:2] == first
-    assert encoder.encode(history)[0] is first[0]
-    assert len(encoder.encode(history)) == 3
 
 
 # ---- when ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from esper.plotting.html import Markup, markup, tag
 from esper.plotting.line_plot import canvas
 
 BEFORE, AFTER, STEP = 400.0, 600.0, 44.0
-LONGEST: Final = 36
+MAX_LABEL_CHARS: Final = 36
 
 
 def before_and_after(slots: Sequence[str], seeds: Sequence[str], before: str, after: str) -> Markup:
@@ -29,7 +29,7 @@ def before_and_after(slots: Sequence[str], seeds: Sequence[str], before: str, af
     for row, (slot, seed) in enumerate(zip(slots, seeds, strict=True)):
         y = 56 + STEP * (row + 1)
         parts += [
-            tag("text", shorten(slot, LONGEST), x=300.0, y=y + 4, text_anchor="end"),
+            tag("text", shorten(slot, MAX_LABEL_CHARS), x=300.0, y=y + 4, text_anchor="end"),
             tag("circle", cx=BEFORE, cy=y, r=6.0, class_="empty"),
             _seed(seed, y),
         ]

@@ -291,7 +291,7 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     ]  # fmt: skip
     note = (
         f"Mean score with 95 % intervals against mean size; the line joins those that no smaller "
-        f"one beats. Differences are to {reference}. Compute: training runs of the bare host."
+        f"one beats. Differences are to {reference}. Compute: training runs of the host."
     )
     return [
         _picture(frontier_plot(dots, "score", named=True), note),
@@ -302,7 +302,7 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
 def _networks(run: Path) -> Section:
     """Frontier of networks or topologies."""
     found = views.read_frontier(run)
-    host = "your model" if views.kind_of(run) is views.RunKind.GROW else "the bare host"
+    host = "your model" if views.kind_of(run) is views.RunKind.GROW else "the host"
     words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others",
              "others": "others, validation score"}  # fmt: skip
     dots = [Dot(_seed_names(one), one.params, _shown_score(one), _kind(one)) for one in found]
@@ -337,7 +337,7 @@ def _kind(one: views.FrontierPoint) -> str:
 def _seed_names(one: views.FrontierPoint) -> str:
     held = [name for name in one.topology if name]
     parts = ([describe_variant(one.variant)] if one.variant else []) + held
-    return ", ".join(parts) or ("your model" if one.origin == "given" else "the bare host")
+    return ", ".join(parts) or ("your model" if one.origin == "given" else "the host")
 
 
 def _network_curves(run: Path) -> Section:

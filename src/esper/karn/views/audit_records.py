@@ -33,7 +33,7 @@ class AuditSetup:
     params: tuple[int, ...]
     macs: tuple[int, ...]
     cost: tuple[float, ...]
-    """Training compute of a batch, over that of the bare host."""
+    """Training compute of a batch, over that of the host."""
     grown: int
     """Topologies that are grown as well."""
 
@@ -46,7 +46,7 @@ class AuditRow:
     host: int
     topology: int
     budget: float
-    """Compute of the context, in training runs of the bare host."""
+    """Compute of the context, in training runs of the host."""
     accuracies: tuple[float, ...]
     """On `val_score`, before the first step and after each."""
     computes: tuple[float, ...]

@@ -47,7 +47,7 @@ class Contender:
     params: float
     macs: float
     compute: float
-    """Training compute in runs of the bare host."""
+    """Training compute in runs of the host."""
     seconds: float
     """Wall time of its episodes."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
+from esper.storage.atomic import require_folder
 
 
 class RunKind(StrEnum):
@@ -36,9 +37,7 @@ def kind_of(path: Path) -> RunKind:
     kind = find_kind(path)
     if kind is not None:
         return kind
-    if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
-        raise EsperError(f"{path} {found}: give the folder of a run (`esper runs` lists them)")
+    require_folder(path, "give the folder of a run (`esper runs` lists them)")
     raise EsperError(
         f"{path} holds no run: it has none of {f.RUN}, {f.GROW}, {f.AUDIT}, {f.SETTINGS}"
     )

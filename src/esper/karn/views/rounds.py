@@ -55,7 +55,7 @@ class RoundPoint:
     train_accuracy: float
     """Mean over members, on the train batches of the last step."""
     budget: float
-    """Compute budget of a member, in training runs of the bare host."""
+    """Compute budget of a member, in training runs of the host."""
     spent: float
     """Mean share of it that was spent."""
     mean_return: float

@@ -20,6 +20,7 @@ from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessi
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
 from esper.storage import run_files as f
+from esper.storage.atomic import require_folder
 from esper.storage.folder_lock import is_locked
 from esper.storage.sessions import TIME_FORMAT, SessionEnd, resume_training
 
@@ -103,9 +104,7 @@ class RunSummary:
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
     """All runs in a folder, oldest first; folders that hold no run are left out."""
-    if not root.is_dir():
-        found = "is a file" if root.exists() else "does not exist"
-        raise EsperError(f"{root} {found}: give the folder that runs are in")
+    require_folder(root, "give the folder that runs are in")
     with os.scandir(root) as places:
         folders = [root / one.name for one in places if one.is_dir() and one.name[0] != "."]
     runs = [_summary(path, kind) for path in folders if (kind := find_kind(path)) is not None]

@@ -77,7 +77,7 @@ class Access:
 def access_for(host: str, token_file: Path | None, names: tuple[str, ...] = ()) -> Access:
     """Rules for a server at an address: open on this machine alone, else with a token."""
     alone = _is_loopback(host)
-    token = read_token(token_file) if token_file else None if alone else secrets.token_urlsafe(32)
+    token = _read_token(token_file) if token_file else None if alone else secrets.token_urlsafe(32)
     known = {"localhost", host, *names}
     if not alone:
         known |= {socket.gethostname(), socket.getfqdn()}
@@ -94,7 +94,7 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def read_token(path: Path) -> str:
+def _read_token(path: Path) -> str:
     """The token in a file that nobody else can read."""
     try:
         token = path.read_text(encoding="utf-8").strip()

@@ -17,6 +17,7 @@ from typing import Final
 from esper.karn.views.kinds import find_kind
 from esper.karn.views.tables import events_folder
 from esper.leyline.errors import EsperError, shown
+from esper.storage.atomic import require_folder
 from esper.storage.run_files import REPORT_PAGE
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,200}")
@@ -66,9 +67,7 @@ class RunsFolder:
 
     def __init__(self, root: Path) -> None:
         """Raises if there is no such folder, or if it is a run itself."""
-        if not root.is_dir():
-            found = "is a file" if root.exists() else "does not exist"
-            raise EsperError(f"{root} {found}: give the folder that runs are in")
+        require_folder(root, "give the folder that runs are in")
         if find_kind(root) is not None:
             raise EsperError(f"{root} is a run: give the folder that it is in, {root.parent}")
         self.root = root

@@ -11,7 +11,6 @@ is left behind at the end. Files and states of trackers are in FOLDER/trackers.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import queue
@@ -22,13 +21,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
-from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.codec import Json, read_record
 from esper.leyline.payloads import RunStatus
 from esper.leyline.user_errors import format_error
 from esper.nissa.trackers.names import LIBRARIES, TrackerName, require_trackers
 from esper.nissa.trackers.protocol import TrackedRun, Tracker, TrackerState
 from esper.storage.atomic import write_atomic
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import read_document, sealed_bytes
 
 FOLDER: Final = "trackers"
 CLOSE_SECONDS: Final = 60.0
@@ -147,7 +146,5 @@ class _Feed:
         return self._run.folder / f"{self._name}.json"
 
     def _keep(self, state: TrackerState) -> None:
-        document = to_json(state)
-        assert isinstance(document, dict)
         self._run.folder.mkdir(parents=True, exist_ok=True)
-        write_atomic(self._state_file, (json.dumps(seal(document)) + "\n").encode())
+        write_atomic(self._state_file, sealed_bytes(state))

@@ -9,6 +9,7 @@ from typing import Final
 from esper.leyline.errors import EsperError
 
 RUNS: Final = Path("runs")
+"""Default folder of run folders."""
 
 
 def find_run(run: Path) -> Path:

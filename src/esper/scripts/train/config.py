@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -17,6 +17,7 @@ from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value
 from esper.scripts.cli.help import HELP_FLAGS
+from esper.scripts.cli.run_paths import RUNS
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
@@ -49,9 +50,6 @@ if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine_config import EngineConfig
-
-RUNS: Final = Path("runs")
-"""Default folder of run folders."""
 
 
 @dataclass(frozen=True, slots=True)

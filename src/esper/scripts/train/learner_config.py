@@ -11,9 +11,9 @@ from esper.leyline.errors import EsperError, shown
 from esper.leyline.limits import MAX_MEMBERS, require_counts
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value
+from esper.scripts.cli.run_paths import RUNS
 from esper.scripts.cli.trust import require_trust
 from esper.scripts.train.config import (
-    RUNS,
     Recording,
     recording_of,
     resume_folder,

@@ -1,7 +1,7 @@
 """Reward of the plan phase: the change of score, in every mode and family.
 
 Planting changes the score before anything has trained; steps are paid from there on, so rewards
-still sum to the change from the bare host. A mode's own state starts with the first step.
+still sum to the change from the host. A mode's own state starts with the first step.
 """
 
 from __future__ import annotations

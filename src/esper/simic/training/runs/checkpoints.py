@@ -85,7 +85,7 @@ def run_tally(history: Sequence[RoundRecord]) -> RunTally:
     return RunTally(last.round_index + 1, last.episodes_done, score)
 
 
-class HistoryEncoder:
+class _HistoryEncoder:
     """Encodes records as JSON lines and caches them, so that each is encoded once."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class _Capture:
 
 
 def capture(
-    trainer: VectorizedPPOTrainer, config: TrainingConfig, encoder: HistoryEncoder | None = None
+    trainer: VectorizedPPOTrainer, config: TrainingConfig, encoder: _HistoryEncoder | None = None
 ) -> _Capture:
     """Capture the state of a run between two rounds; raises in the middle of an episode."""
     engine, history = trainer.engine, trainer.history
@@ -147,7 +147,7 @@ def capture(
         "task": task_facts(engine.spec),
         "config": to_json(config),
     }
-    encoder = encoder or HistoryEncoder()
+    encoder = encoder or _HistoryEncoder()
     return _Capture(summary, capture_agent(trainer.client.agent), state, encoder.encode(history))
 
 
@@ -238,7 +238,7 @@ class CheckpointHook:
         self.store = store
         self.config = config
         self.every = every
-        self._encoder = HistoryEncoder()
+        self._encoder = _HistoryEncoder()
         self._unwritten: _Capture | None = None
 
     def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:

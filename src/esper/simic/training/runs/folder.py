@@ -23,7 +23,6 @@ listing runs is fast.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -35,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
-from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.codec import Json, read_record
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.telemetry import QUEUE_SIZE
 from esper.nissa.trackers.names import TrackerName
@@ -44,7 +43,7 @@ from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointSt
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.task_source import copy_task_file
 from esper.storage import run_files
-from esper.storage.atomic import sync_folder, write_advice, write_atomic
+from esper.storage.atomic import require_folder, sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.provenance import git_revision, versions
 from esper.storage.run_files import CONFIG as CONFIG
@@ -53,7 +52,7 @@ from esper.storage.run_files import GROWN_NETWORKS as GROWN_NETWORKS
 from esper.storage.run_files import RUN as RUN
 from esper.storage.run_files import RUN_SCHEMA as SCHEMA
 from esper.storage.run_files import SESSION as SESSION
-from esper.storage.sealed_json import read_document, require_schema, seal
+from esper.storage.sealed_json import read_document, require_schema, sealed_bytes
 from esper.storage.sessions import SessionEnd as SessionEnd
 from esper.storage.sessions import one_line, utc_now
 from esper.tasks.task_files import task_file_digest
@@ -287,8 +286,8 @@ class RunFolder:
         self.config = config
         sessions = (*self.info.sessions, session)
         self.info = replace(self.info, schema=SCHEMA, sessions=sessions)
-        self._write(CONFIG, to_json(config))
-        self._write(RUN, to_json(self.info))
+        self._write(CONFIG, config)
+        self._write(RUN, self.info)
         copy_task_file(self.path, config.task.name)
         self._in_session = True
 
@@ -300,7 +299,7 @@ class RunFolder:
         *before, last = self.info.sessions
         last = replace(last, end=end, failure=failure, ended=utc_now())
         self.info = replace(self.info, sessions=(*before, last))
-        self._write(RUN, to_json(self.info))
+        self._write(RUN, self.info)
 
     def mark_used(self) -> None:
         """Training begins: from now on the folder stays, whatever happens."""
@@ -319,12 +318,12 @@ class RunFolder:
     def save_retention(self, retention: Retention) -> None:
         """Save the retention settings for later sessions, if they changed."""
         if retention != read_retention(self.path):
-            self._write(RETENTION, to_json(retention))
+            self._write(RETENTION, retention)
 
     def save_session_settings(self, session: SessionSettings) -> None:
         """Save the session settings for later sessions, if they changed."""
         if session != read_session_settings(self.path):
-            self._write(SESSION, to_json(session))
+            self._write(SESSION, session)
 
     def close(self) -> None:
         """Release the lock; a session still open is recorded as interrupted."""
@@ -350,10 +349,9 @@ class RunFolder:
                 self.end(SessionEnd.FAILED, one_line(error))
             self.close()
 
-    def _write(self, name: str, data: Json) -> None:
-        assert isinstance(data, dict)  # records encode to objects
+    def _write(self, name: str, record: object) -> None:
         try:
-            write_atomic(self.path / name, (json.dumps(seal(data), indent=1) + "\n").encode())
+            write_atomic(self.path / name, sealed_bytes(record))
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -372,9 +370,7 @@ def is_grow_run(path: Path) -> bool:
 
 def require_run(path: Path) -> None:
     """Raise unless `path` is a run folder."""
-    if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
-        raise EsperError(f"{path} {found}: give the folder of a run (`esper runs` lists them)")
+    require_folder(path, "give the folder of a run (`esper runs` lists them)")
     if not (path / RUN).is_file():
         raise EsperError(f"{path} has no {RUN}: give the folder of a run (`esper runs` lists them)")
 

@@ -13,7 +13,6 @@ torch.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -26,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from esper.leyline.codec import read_record, to_json
+from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.run_files import MEMBER_LIST as LIST
-from esper.storage.sealed_json import read_document, require_schema, seal
+from esper.storage.sealed_json import read_document, require_schema, sealed_bytes
 
 if TYPE_CHECKING:
     from torch import nn
@@ -172,11 +171,8 @@ class KeptMembers:
     def _write(self, task: str, members: tuple[KeptMember, ...]) -> None:
         """Replace the list, then remove members that it no longer names."""
         if members != self.members:
-            content = to_json(_MemberList(SCHEMA, task, members))
-            assert isinstance(content, dict)  # records encode to objects
             self.folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(seal(content), indent=1) + "\n"
-            write_atomic(self.folder / LIST, text.encode())
+            write_atomic(self.folder / LIST, sealed_bytes(_MemberList(SCHEMA, task, members)))
             self.members = members
         if not self.folder.is_dir():
             return

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from esper.leyline.codec import read_record, to_json
+from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError, shown
 from esper.simic.training.runs.folder import RunInfo, is_grow_run, read_info, require_run
 from esper.simic.training.runs.resume_command import resume_command
-from esper.storage.atomic import write_atomic
+from esper.storage.atomic import require_folder, write_atomic
 from esper.storage.run_files import POLICY as POLICY
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import read_document, sealed_bytes
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.task_files import absolute_reference
@@ -54,9 +53,7 @@ def read_policy(folder: Path) -> RunPolicy:
 
 def write_policy(folder: Path, policy: RunPolicy) -> None:
     """Write `policy.json`."""
-    content = to_json(policy)
-    assert isinstance(content, dict)  # records encode to objects
-    write_atomic(folder / POLICY, (json.dumps(seal(content), indent=1) + "\n").encode())
+    write_atomic(folder / POLICY, sealed_bytes(policy))
 
 
 def check_policy(folder: Path, policy: RunPolicy) -> None:
@@ -109,9 +106,7 @@ def newest_run(
 
 def _training_runs(root: Path) -> list[tuple[Path, RunInfo]]:
     """Readable training runs in `root`, oldest first."""
-    if not root.is_dir():
-        found = "is a file" if root.exists() else "does not exist"
-        raise EsperError(f"{root} {found}: give the folder that runs are in (--runs)")
+    require_folder(root, "give the folder that runs are in (--runs)")
     runs = []
     for path in root.iterdir():
         if path.is_dir() and not path.name.startswith(".") and not is_grow_run(path):

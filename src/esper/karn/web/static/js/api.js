@@ -14,7 +14,7 @@ export async function ask(path) {
 }
 
 const FIRST_WAIT = 1000;
-const LONGEST_WAIT = 15000;
+const MAX_WAIT = 15000;
 const REFUSED = 1008;
 
 // Calls onMessage with every message of a run, and onConnection with "open", "lost" or "refused".
@@ -40,7 +40,7 @@ export function follow(id, onMessage, onConnection) {
       }
       onConnection("lost", event.reason);
       setTimeout(connect, wait);
-      wait = Math.min(LONGEST_WAIT, wait * 2);
+      wait = Math.min(MAX_WAIT, wait * 2);
     });
   };
   connect();

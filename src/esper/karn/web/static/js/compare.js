@@ -10,7 +10,7 @@ import { FrontierPlot } from "./frontier.js";
 import { RunData } from "./rundata.js";
 import { startTheme } from "./theme.js";
 
-const MOST_RUNS = 8;
+const MAX_RUNS = 8;
 const METRICS = [
   ["score", "score"], ["accuracy", "validation accuracy"], ["train_accuracy", "training accuracy"],
   ["mean_return", "return"], ["added_params", "added parameters"], ["flops_ratio", "training FLOPs over the host's"],
@@ -68,7 +68,7 @@ class ComparePage {
   }
 
   choose() {
-    const ids = [...this.picker.querySelectorAll("input:checked")].map((box) => box.value).slice(0, MOST_RUNS);
+    const ids = [...this.picker.querySelectorAll("input:checked")].map((box) => box.value).slice(0, MAX_RUNS);
     const kept = [...this.runs.keys()].filter((id) => ids.includes(id));
     const order = [...kept, ...ids.filter((id) => !kept.includes(id))];
     location.assign(`/compare?${order.map((id) => `run=${id}`).join("&")}`);
@@ -145,5 +145,5 @@ function sideBySide(runs) {
 
 startTheme();
 const ids = [...new Set(new URLSearchParams(location.search).getAll("run"))]
-  .filter((id) => /^[~\w][\w.@+=-]*$/.test(id)).slice(0, MOST_RUNS);
+  .filter((id) => /^[~\w][\w.@+=-]*$/.test(id)).slice(0, MAX_RUNS);
 new ComparePage(ids).start();

@@ -2,7 +2,7 @@
 
 import { clear, el, setText } from "./dom.js";
 
-const MOST_ROWS = 500;
+const MAX_ROWS = 500;
 
 // `draw(node)` is called when the plot is visible, `table()` when the table is.
 export class Figure {
@@ -57,7 +57,7 @@ export class Figure {
 export function fillTable(box, { columns, rows }, title) {
   const left = box.scrollLeft;
   const top = box.scrollTop;
-  const shown = rows.slice(-MOST_ROWS);
+  const shown = rows.slice(-MAX_ROWS);
   const head = el("tr", {}, ...columns.map((column) =>
     el("th", { scope: "col", class: column.number ? "num" : null }, column.label)));
   const body = shown.map((row) => el("tr", {}, ...row.map((cell, i) =>

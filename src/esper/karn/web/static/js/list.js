@@ -6,7 +6,7 @@ import { duration, number, progressText, STATE_MARKS } from "./format.js";
 import { startTheme } from "./theme.js";
 
 const PERIOD = 3000;
-const MOST_ROWS = 500;
+const MAX_ROWS = 500;
 
 class Row {
   constructor(run, onSelect) {
@@ -118,7 +118,7 @@ class List {
   // Rows that are in place already are not touched, so that the focus stays.
   arrange() {
     const wanted = this.runs.filter((run) => this.wanted(run));
-    const nodes = wanted.slice(0, MOST_ROWS).map((run) => this.rows.get(run.id).node);
+    const nodes = wanted.slice(0, MAX_ROWS).map((run) => this.rows.get(run.id).node);
     nodes.forEach((node, i) => {
       if (this.body.children[i] !== node) this.body.insertBefore(node, this.body.children[i] ?? null);
     });

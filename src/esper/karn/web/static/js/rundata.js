@@ -2,8 +2,8 @@
 
 const SERIES = ["rounds", "learner", "speed", "actions", "anomalies"];
 const REPLACED = ["run", "frontier", "curves", "curves_total", "contenders"];
-const MOST_EVENTS = 200;
-const MOST_POINTS = 4000;
+const MAX_EVENTS = 200;
+const MAX_POINTS = 4000;
 
 export class RunData {
   constructor() {
@@ -36,7 +36,7 @@ export class RunData {
     const key = (event) => `${event.time} ${event.type} ${event.round} ${event.step}`;
     const known = new Set(this.events.map(key));
     this.events = [...this.events, ...events.filter((event) => !known.has(key(event)))]
-      .slice(-MOST_EVENTS);
+      .slice(-MAX_EVENTS);
   }
 }
 
@@ -45,5 +45,5 @@ export function merged(points, added) {
   if (!added.length) return points;
   const kept = points.filter((point) => point.round < added[0].round);
   const all = [...kept, ...added];
-  return all.length <= MOST_POINTS ? all : all.filter((_, i) => i % 2 === 0 || i > all.length - 100);
+  return all.length <= MAX_POINTS ? all : all.filter((_, i) => i % 2 === 0 || i > all.length - 100);
 }
