@@ -18,11 +18,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from duel_contenders import Played, play_grow, play_optuna, score_of, warm_up
+from duel_contenders import (
+    Played,
+    play_grow,
+    play_optuna,
+    play_static,
+    play_trees,
+    score_of,
+    warm_up,
+)
 from duel_problems import PROBLEMS, Problem
+from esper.plotting.pareto import hypervolume
 
-CONTENDERS = ("grow", "optuna", "optuna8", "random")
-"""`optuna8`: eight processes on one GPU; `random`: our trainer with random search."""
+CONTENDERS = ("grow", "optuna", "optuna8", "random", "eager", "static", "trees")
+"""`optuna8`: eight processes on one GPU; `random`: our trainer with random search; `eager`: our
+search with a plain loop; `static`: six widths, each with its rate and length drawn at random;
+`trees`: HistGradientBoosting, on the table."""
+SMALLEST = 100.0
+"""Parameters from which hypervolumes are counted."""
 KEY = ("problem", "contender", "seed", "seconds", "device")
 """What a line of the table is about."""
 RESAMPLES = 4000
@@ -32,8 +45,11 @@ def play(problem: Problem, contender: str, seed: int, args: argparse.Namespace) 
     """Let a contender play, and score its incumbents on test."""
     train, val, test = problem.parts(args.data, seed)
     given = (problem, train, val, args.device, seed, args.seconds)
-    if contender in ("grow", "random"):
-        played = play_grow(*given, policy="random" if contender == "random" else "auto")
+    if contender in ("grow", "random", "eager"):
+        policy = "random" if contender == "random" else "auto"
+        played = play_grow(*given, eager=contender == "eager", policy=policy)
+    elif contender in ("static", "trees"):
+        played = (play_static if contender == "static" else play_trees)(*given)
     else:
         count = 8 if contender == "optuna8" else (1 if args.device.startswith("cuda") else 2)
         played = play_optuna(*given, processes=count)
@@ -51,7 +67,18 @@ def figures(problem: Problem, played: Played, test: Any) -> dict[str, Any]:
     pick = rows[-1] if rows else {"val": math.nan, "test": math.nan, "params": 0}
     return {"test": pick["test"], "val": pick["val"], "params": pick["params"],
             "took": round(played.seconds, 1), "runs": played.runs, "batches": played.batches,
-            "incumbents": rows}  # fmt: skip
+            "volume": volume(problem, played, test), "incumbents": rows}  # fmt: skip
+
+
+def volume(problem: Problem, played: Played, test: Any) -> float:
+    """Hypervolume of a frontier by test scores, over that of a perfect network of no size.
+
+    Where the score is a loss of tokens, by the probability of a token, the exponential of it.
+    """
+    scores = np.array([score_of(problem, one.network, test) for one in played.front])
+    scores = np.exp(scores) if problem.tokens else scores
+    sizes = np.array([max(SMALLEST, float(one.params)) for one in played.front])
+    return hypervolume(scores, sizes, 2.0 * problem.cap, SMALLEST) if len(scores) else 0.0
 
 
 def pairs(rows: Sequence[dict[str, Any]], against: str) -> dict[str, list[tuple[Any, Any]]]:
@@ -87,16 +114,34 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         found = pairs(rows, against)
         if not found:
             continue
-        yield f"| problem | n | grow | {against} | difference (95 %) | share of time to reach it |"
-        yield "|---|---|---|---|---|---|"
+        yield (f"| problem | n | grow | {against} | difference (95 %) | share of time to reach it "
+               f"| hypervolume |")  # fmt: skip
+        yield "|---|---|---|---|---|---|---|"
         for name, both in found.items():
             ours, theirs = ([pair[side]["test"] for pair in both] for side in (0, 1))
             gain = [a - b for a, b in zip(ours, theirs, strict=True)]
             low, high = interval(gain)
             share = np.median([reached(a, b["test"]) / b["seconds"] for a, b in both])
+            more = np.mean([a["volume"] - b["volume"] for a, b in both])
             yield (f"| {name} | {len(both)} | {np.mean(ours):.4f} | {np.mean(theirs):.4f} | "
-                   f"{np.mean(gain):+.4f} ({low:+.4f} to {high:+.4f}) | {share:.2f} |")  # fmt: skip
+                   f"{np.mean(gain):+.4f} ({low:+.4f} to {high:+.4f}) | {share:.2f} | "
+                   f"{more:+.4f} |")  # fmt: skip
+        every = {name: [a["test"] - b["test"] for a, b in both] for name, both in found.items()}
+        low, high = overall(list(every.values()))
+        mean = np.mean([np.mean(gain) for gain in every.values()])
+        yield f"\nAll problems: {mean:+.4f} ({low:+.4f} to {high:+.4f})"
         yield ""
+
+
+def overall(gains: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean over problems, over problems and seeds."""
+    rng = np.random.default_rng(0)
+    means = []
+    for _ in range(RESAMPLES):
+        some = [np.asarray(gains[place]) for place in rng.integers(0, len(gains), len(gains))]
+        means.append(np.mean([gain[rng.integers(0, len(gain), len(gain))].mean() for gain in some]))
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(low), float(high)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

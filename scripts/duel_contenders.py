@@ -1,7 +1,8 @@
-"""The contenders of the duel: `esper.grow`, and Optuna over a plain training loop.
+"""The contenders of the duel: `esper.grow`, and what one would do instead.
 
-Each gets train and validation, a cap on parameters and so many seconds, and returns its incumbents:
-the networks that were best on validation when they ended. They are scored on test afterwards.
+Each gets train and validation, a cap on parameters and so many seconds, and returns its incumbents
+(the networks that were best on validation when they ended) and its frontier (those that no smaller
+one beats on validation). They are scored on test afterwards.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from duel_problems import PROBLEMS, Part, Problem
+from duel_problems import CARDINALITIES, PROBLEMS, Part, Problem
 from esper.growing.runs import Recipe
 from esper.growing.trainers.augment import Augmentation
+from esper.plotting.pareto import pareto
 
 MAX_BATCHES = 6000
 """Of a trial."""
@@ -32,6 +35,7 @@ TRIALS = 4
 """Trials of the longest kind with the widest network for which there is to be time."""
 BATCH_SIZES = (32, 64, 128, 256)
 SMOOTHINGS = (0.0, 0.1)
+MAX_TREES = 200
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Played:
     """What a contender did."""
 
     incumbents: list[Incumbent]
+    front: list[Incumbent]
     seconds: float
     runs: int
     batches: int
@@ -249,7 +254,8 @@ def play_optuna(problem: Problem, train: Part, val: Part, device: str, seed: int
             other.join()
         found = [torch.load(path, weights_only=False) for path in folder.glob("*.pt")]
         batches = sum(int(path.read_text()) for path in folder.glob("batches-*"))
-    return Played(_incumbents(found), took, len(found), batches)
+    ended = [Incumbent(one["seconds"], one["val"], count(net), net) for one, net in found]
+    return Played(_incumbents(ended), _front(ended), took, len(found), batches)
 
 
 def _worker(name: str, train: Part, val: Part, device: str, seed: int, folder: Path,
@@ -258,22 +264,97 @@ def _worker(name: str, train: Part, val: Part, device: str, seed: int, folder: P
     optuna_worker(PROBLEMS[name], train, val, device, seed, folder, began, seconds, first=False)
 
 
-def _incumbents(found: list[tuple[dict[str, float], nn.Module]]) -> list[Incumbent]:
+def _incumbents(ended: list[Incumbent]) -> list[Incumbent]:
     out: list[Incumbent] = []
-    for ended, network in sorted(found, key=lambda pair: pair[0]["seconds"]):
-        if not out or ended["val"] > out[-1].val:
-            out.append(Incumbent(ended["seconds"], ended["val"], count(network), network))
+    for one in sorted(ended, key=lambda one: one.seconds):
+        if not out or one.val > out[-1].val:
+            out.append(one)
     return out
+
+
+def _front(ended: list[Incumbent]) -> list[Incumbent]:
+    score_N, size_N = (np.array([getattr(one, name) for one in ended], dtype=np.float64)
+                       for name in ("val", "params"))  # fmt: skip
+    return [ended[index] for index in pareto(score_N, size_N)] if ended else []
+
+
+# ---- six widths ------------------------------------------------------------------------------
+
+
+def play_static(problem: Problem, train: Part, val: Part, device: str, seed: int,
+                seconds: float) -> Played:  # fmt: skip
+    """Six widths up to the cap in turn, each with its rate and length drawn anew every time."""
+    began, rng = time.monotonic(), np.random.default_rng(seed)
+    loop, most = PlainLoop(problem, train, val, device), widest(problem, problem.depths[0])
+    widths = sorted({max(2, round(most * 0.62**place / 2) * 2) for place in range(6)})
+    usual = first_trial(problem) | {"width": most, "seed": seed, "augment": "none"}
+    torch.manual_seed(seed)
+    longest = loop.longest(usual, seconds / len(widths) / 2)
+    ended: list[Incumbent] = []
+    while time.monotonic() < began + seconds:
+        width = widths[len(ended) % len(widths)]
+        lr, share = 10.0 ** rng.uniform(-3.0, -1.0), rng.uniform()
+        config = usual | {"width": min(width, most), "lr": lr * (0.3 if problem.tokens else 1.0),
+                          "batches": max(1, round(longest * 0.1 ** (1 - share)))}  # fmt: skip
+        found = loop.run(config, lambda *_: None, began + seconds)
+        if found is None:
+            break
+        network, score = found
+        at = time.monotonic() - began
+        ended.append(Incumbent(at, score if math.isfinite(score) else -math.inf, count(network),
+                               network.cpu()))  # fmt: skip
+    took = time.monotonic() - began
+    return Played(_incumbents(ended), _front(ended), took, len(ended), loop.batches)
+
+
+# ---- trees -----------------------------------------------------------------------------------
+
+
+class Trees(nn.Module):
+    """A gradient-boosted tree as a network without parameters."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model, self.none = model, nn.Parameter(torch.zeros(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.model.predict_proba(x.cpu().numpy())
+        return torch.from_numpy(found).to(x.device)
+
+
+def play_trees(problem: Problem, train: Part, val: Part, device: str, seed: int,
+               seconds: float) -> Played:  # fmt: skip
+    """HistGradientBoosting on a table, its settings drawn at random while there is time."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    assert problem.name == "table", f"{problem.name}: trees are for tables"
+    began, rng, ended = time.monotonic(), np.random.default_rng(seed), list[Incumbent]()
+    kinds = [column < len(CARDINALITIES) for column in range(train[0].shape[1])]
+    while time.monotonic() < began + seconds and len(ended) < MAX_TREES:
+        first = not ended
+        model = HistGradientBoostingClassifier(
+            learning_rate=0.1 if first else 10.0 ** rng.uniform(-2, -0.3),
+            max_leaf_nodes=31 if first else int(2 ** rng.uniform(2, 6)),
+            l2_regularization=0.0 if first else 10.0 ** rng.uniform(-3, 1),
+            max_iter=100 if first else int(10.0 ** rng.uniform(1.5, 2.8)),
+            categorical_features=kinds, early_stopping=False, random_state=seed,
+        )  # fmt: skip
+        trees = Trees(model.fit(train[0].numpy(), train[1].numpy()))
+        ended.append(Incumbent(time.monotonic() - began, score_of(problem, trees, val), 0, trees))
+    took = time.monotonic() - began
+    return Played(_incumbents(ended), _front(ended), took, len(ended), 0)
 
 
 # ---- grow ------------------------------------------------------------------------------------
 
 
 def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, seconds: float,
-              **settings: Any) -> Played:  # fmt: skip
-    """`esper.grow` with the model as given, and nothing else said."""
+              eager: bool = False, **settings: Any) -> Played:  # fmt: skip
+    """`esper.grow` with the model as given, and nothing else said; `eager`: by a plain loop."""
     import esper
+    import esper.growing.run as room
     from esper.growing.search import Search
+    from esper.growing.trainers.eager import EagerTrainer
     from esper.kasmina.tracing import carry_weights, finished_model
 
     began, kept, record = time.monotonic(), list[tuple[float, Any, Any]](), Search._record
@@ -287,6 +368,9 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
             carry_weights(network, outcome.weights)
             kept.append((time.monotonic() - began, row, finished_model(network)))
 
+    chosen = vars(room)["trainer_for"]
+    if eager:
+        setattr(room, "trainer_for", lambda task, *_: EagerTrainer(task))  # noqa: B010
     setattr(Search, "_record", noting)  # noqa: B010 (mypy takes no assignment to a method)
     torch.manual_seed(seed)
     try:
@@ -299,10 +383,14 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
                 "accuracy", **settings,
             )  # fmt: skip
             took, rows = time.monotonic() - began, result.table().rows
+            sign = -1.0 if problem.tokens else 1.0
+            front = [Incumbent(took, sign * one.val_score, one.params, one.model) for one in
+                     result.frontier]  # fmt: skip
     finally:
         setattr(Search, "_record", record)  # noqa: B010
+        setattr(room, "trainer_for", chosen)  # noqa: B010
     found = [Incumbent(at, row.merit, row.params, network) for at, row, network in kept]
-    return Played(found, took, len(rows), sum(row.trained for row in rows))
+    return Played(found, front, took, len(rows), sum(row.trained for row in rows))
 
 
 def warm_up(device: str) -> None:

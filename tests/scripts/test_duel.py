@@ -40,7 +40,7 @@ def test_the_given_model_and_the_widest_are_within_the_cap(name):
 def line(contender: str, seed: int, test: float, *incumbents: tuple[float, float]) -> dict:
     rows = [{"at": at, "test": score} for at, score in incumbents]
     return {"problem": "digits", "contender": contender, "seed": seed, "seconds": 60.0,
-            "device": "cpu", "test": test, "incumbents": rows}  # fmt: skip
+            "device": "cpu", "test": test, "volume": test / 2, "incumbents": rows}  # fmt: skip
 
 
 def test_grow_is_compared_with_the_contender_of_the_same_pair():
@@ -56,7 +56,10 @@ def test_grow_is_compared_with_the_contender_of_the_same_pair():
     assert duel.reached(rows[1], 0.81) == math.inf
     said = list(duel.lines(rows))[2]
     assert said.startswith("| digits, 60 s, cpu | 1 | 0.9000 | 0.8000 | +0.1000 (+0.1000 to ")
-    assert said.endswith(" | 0.25 |")
+    assert said.endswith(" | 0.25 | +0.0500 |")
+    assert "All problems: +0.1000 (+0.1000 to +0.1000)" in "\n".join(duel.lines(rows))
+    low, high = duel.overall([[0.1, 0.1], [0.3, 0.3]])
+    assert (low, high) == pytest.approx((0.1, 0.3)), "over problems, not only over seeds"
     assert duel.interval([0.0, 1.0] * 50)[0] == pytest.approx(0.4, abs=0.02)
 
 
@@ -71,6 +74,20 @@ def test_a_pair_is_played_and_not_played_again(tmp_path, capsys):
         times = [one["at"] for one in row["incumbents"]]
         assert times == sorted(times)
     assert rows[0]["test"] > 0.2
+    assert 0 < rows[0]["volume"] < 1
     assert "| digits, 12 s, cpu | 1 |" in capsys.readouterr().out
     assert duel.main(words) == 0
     assert len((tmp_path / "pairs.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("contender", "problem"), [("static", "digits"), ("eager", "digits"), ("trees", "table")]
+)
+def test_what_one_would_do_instead_is_played_under_the_same_cap(contender, problem, tmp_path):
+    words = ["--problems", problem, "--seeds", "5", "--seconds", "6", "--device", "cpu",
+             "--contenders", contender, "--out", str(tmp_path)]  # fmt: skip
+    assert duel.main(words) == 0
+    (row,) = (json.loads(text) for text in (tmp_path / "pairs.jsonl").read_text().splitlines())
+    assert row["params"] <= PROBLEMS[problem].cap
+    assert row["runs"] >= 1
+    assert row["volume"] >= 0
