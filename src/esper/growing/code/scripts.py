@@ -68,12 +68,14 @@ class Scripts:
     def _title(self, record: NetworkRecord) -> str:
         change = f" {describe_variant(record.variant)}" if record.variant else ""
         score = f"{self.info.metric} {record.test_score:.4f} on test"
-        return f"{self.info.model}{change}, {score} in a search of esper.grow: train it again."
+        return f"{self.info.model}{change}, {score} in a search of esper.grow."
 
     def _notes(self, record: NetworkRecord, row: Row) -> list[str]:
         kept = ".refit.safetensors" if record.refit else ".safetensors"
         number = f"networks/{record.number:04d}{kept}"
         lines = [
+            "This script trains it again, without Esper:",
+            "",
             "    python train.py train.npz test.npz --save net.pt      # files: see make_data",
             "",
             "or, from other code, train(make_model(), x, y). Parameters have the names of",
