@@ -48,6 +48,7 @@ from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.run import GrowRun
 from esper.growing.runs import Table
 from esper.growing.settings import GrowSettings
+from esper.growing.stored import read_script
 from esper.growing.tables import read_table
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError, shown
@@ -228,6 +229,15 @@ def _example(features: int, _: NetworkRecord) -> Tensor:
     return torch.zeros(2, features)
 
 
+def _script_of(folder: Path | None, record: NetworkRecord) -> str:
+    if folder is None:
+        raise EsperError(
+            "result_: the run folder was temporary and is gone; give folder= to the estimator to "
+            "keep the script of the pick"
+        )
+    return read_script(folder, record.number)
+
+
 # ---- estimators ----------------------------------------------------------------------------------
 
 
@@ -338,6 +348,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             result.folder,
             partial(_network_of, models),
             partial(_example, x_ND.shape[1]),
+            partial(_script_of, None if self.folder is None else result.folder),
         )
         self.result_.temporary = self.folder is None
         self.model_ = wrap(pick)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from esper.growing.code.scripts import Scripts
 from esper.growing.data import GrowData
 from esper.growing.folder import RESULT, GrowFolder, GrowInfo
 from esper.growing.parts import map_inputs
@@ -18,7 +19,7 @@ from esper.growing.refit import Refit
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.runs import Row
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged, within
-from esper.growing.stored import plain_path
+from esper.growing.stored import keep_script, kept_script, plain_path
 from esper.growing.verdict import Facts, Judged, tried_of, verdict
 from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
@@ -43,7 +44,6 @@ def make_result(
     `files`: the networks themselves as well, which takes seconds; `refit`: trains the pick and the
     user's model once more before they are judged.
     """
-    data = problem.data
     rows = search.table.rows
     front = frontier_numbers(within(rows, info.budget))
     wanted = sorted(front | control_numbers(rows))
@@ -61,22 +61,18 @@ def make_result(
         number: finished_model(search.networks.trained(rows[number], again.get(number)))
         for number in wanted
     }
-    measured, records = {}, {}
-    for number, model in models.items():
-        found = measured[number] = _judged(model, problem)
-        counted = replace(rows[number], params=count_parameters(model))
+    measured = {number: _judged(model, problem) for number, model in models.items()}
+    records = {}
+    for number, found in measured.items():
+        counted = replace(rows[number], params=count_parameters(models[number]))
         one = _record(counted, info, found.value, found.error)
         records[number] = replace(one, refit=number in again)
-        printer.say(
-            f"test: network {number}, {records[number].params:,} parameters, "
-            f"{info.metric} {records[number].test_score:.4f}"
-        )
+        printer.say(_said(records[number], info.metric))
     networks = sorted((records[n] for n in front), key=lambda r: r.params)
-    host = records[host_number]
     others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
     record = ResultRecord(
         networks=tuple(networks),
-        host=host,
+        host=records[host_number],
         others=others,
         pick=best,
         verdict="",
@@ -86,14 +82,39 @@ def make_result(
         ended=search.table.ended,
     )
     record = replace(record, verdict=verdict(_facts(problem, info, rows, record, measured)))
-    result = GrowResult(
-        record, info, folder.path, lambda n: models[n.number], lambda _: data.example().inputs
-    )
+    scripts = Scripts(problem, info, search.networks, rows)
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
     if files:
-        writes.append(lambda: _store_all(models, data, folder, printer.say))
+        writes.append(lambda: _store_all(models, problem.data, folder, printer.say))
+        writes.append(lambda: keep_script(folder.path, best, lambda: scripts.of(records[best])))
     _write_all(writes, folder, printer)
-    return result
+    return _with_networks(record, info, folder, models, scripts)
+
+
+def _said(network: NetworkRecord, metric: str) -> str:
+    return (
+        f"test: network {network.number}, {network.params:,} parameters, "
+        f"{metric} {network.test_score:.4f}"
+    )
+
+
+def _with_networks(
+    record: ResultRecord,
+    info: GrowInfo,
+    folder: GrowFolder,
+    models: dict[int, nn.Module],
+    scripts: Scripts,
+) -> GrowResult:
+    """The result of a search that has just ended, with its networks in memory."""
+    example: Any = scripts.problem.data.example().inputs
+    return GrowResult(
+        record,
+        info,
+        folder.path,
+        lambda network: models[network.number],
+        lambda _: example,
+        lambda network: kept_script(folder.path, network.number, lambda: scripts.of(network)),
+    )
 
 
 def _nothing_fits(info: GrowInfo, rows: Sequence[Row], folder: GrowFolder) -> EsperError:

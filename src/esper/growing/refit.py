@@ -18,7 +18,7 @@ from torch import Tensor
 from esper.growing.clock import Clock
 from esper.growing.folder import GrowFolder
 from esper.growing.networks import Networks
-from esper.growing.runs import Row
+from esper.growing.runs import Recipe, Row
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Job, Outcome, Running
@@ -87,8 +87,8 @@ class Refit:
             torch.cat([task.train.targets, task.val.targets.to(task.train.targets.device)]),
         )
         jobs = [
-            Job(row.number, partial(self._networks.build, row, all_rows), replace(
-                row.recipe, batches=max(1, round(self._growth * row.recipe.batches))), row.seed)
+            Job(row.number, partial(self._networks.build, row, all_rows),
+                refit_recipe(row.recipe, len(task.train), len(task.val)), row.seed)
             for row in rows
         ]  # fmt: skip
         trainer = process_trainer(replace(task, train=merged))
@@ -108,6 +108,11 @@ class Refit:
             return self._clock.left + self._clock.reserved <= 0
 
         return tick
+
+
+def refit_recipe(recipe: Recipe, train: int, val: int) -> Recipe:
+    """As many epochs of training and validation samples together."""
+    return replace(recipe, batches=max(1, round((1.0 + val / train) * recipe.batches)))
 
 
 def _has_learnt(row: Row, outcome: Outcome) -> bool:

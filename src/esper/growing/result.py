@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.growing.folder import RESULT, GrowInfo, read_info, read_table
 from esper.growing.runs import Origin, Recipe, Table
-from esper.growing.stored import Model, StoredNetworks
+from esper.growing.stored import Model, StoredNetworks, read_script
 from esper.kasmina.export.export import export_model, require_suffix
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
@@ -78,6 +78,7 @@ class GrownNetwork:
     info: GrowInfo
     _load: Callable[[], nn.Module] = field(repr=False)
     _example: Callable[[], Any] = field(repr=False)
+    _code: Callable[[], str] = field(repr=False)
 
     @property
     def params(self) -> int:
@@ -125,6 +126,10 @@ class GrownNetwork:
         pairs = zip(self.places, self.record.topology, strict=True)
         return {place: name for place, name in pairs if name}
 
+    def code(self) -> str:
+        """A plain PyTorch script that trains it again without Esper, to about the same score."""
+        return self._code()
+
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights only)."""
         target = Path(path)
@@ -143,10 +148,11 @@ class GrowResult:
         folder: Path,
         load: Callable[[NetworkRecord], nn.Module],
         example: Callable[[NetworkRecord], Any],
+        code: Callable[[NetworkRecord], str],
     ) -> None:
-        """`load`: makes a network; `example`: returns a batch of its inputs."""
+        """`load`: makes a network; `example`: returns a batch of its inputs; `code`: its script."""
         self.record, self.info, self.folder = record, info, folder
-        self._load, self._example = load, example
+        self._load, self._example, self._code = load, example, code
         self._models: dict[int, nn.Module] = {}
 
     @staticmethod
@@ -176,6 +182,7 @@ class GrowResult:
             path,
             lambda network: stored.load(network.number, network.variant, network.topology),
             lambda network: stored.example(network.number),
+            lambda network: read_script(path, network.number),
         )
 
     def _network(self, record: NetworkRecord) -> GrownNetwork:
@@ -184,7 +191,9 @@ class GrowResult:
                 self._models[record.number] = self._load(record)
             return self._models[record.number]
 
-        return GrownNetwork(record, self.info, load, lambda: self._example(record))
+        return GrownNetwork(
+            record, self.info, load, lambda: self._example(record), lambda: self._code(record)
+        )
 
     @property
     def frontier(self) -> list[GrownNetwork]:

@@ -2,10 +2,12 @@
 
 networks/0018.safetensors   weights of the run
 networks/0018-plain/        the network the user gets, with its description (`plain_saves`)
+networks/0018.py            a script that trains it again (`code`), or why there is none
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,14 +29,58 @@ from esper.kasmina.tracing import (
 )
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.variants import read_variant
+from esper.storage.atomic import save_file
 
 _WAYS: Final = "; or give your model: GrowResult.load(folder, model=...), --model FILE.py:NAME"
+_NO_SCRIPT: Final = "# no script: "
 Model = nn.Module | Callable[[], nn.Module]
 
 
 def plain_path(run: Path, number: int) -> Path:
     """Folder of the network the user gets."""
     return run / NETWORKS / f"{number:04d}-plain"
+
+
+def script_path(run: Path, number: int) -> Path:
+    """File of the script that trains a network again."""
+    return run / NETWORKS / f"{number:04d}.py"
+
+
+def kept_script(run: Path, number: int, write: Callable[[], str]) -> str:
+    """The script of a network, which is kept in the run folder, if that can be written to."""
+    text = write()
+    with contextlib.suppress(EsperError):
+        save_file(script_path(run, number), text.encode())
+    return text
+
+
+def keep_script(run: Path, number: int, write: Callable[[], str]) -> None:
+    """Keep the script of a network, or why there is none, in the run folder."""
+
+    def reason() -> str:
+        try:
+            return write()
+        except EsperError as error:
+            return f"{_NO_SCRIPT}{error}\n"
+
+    kept_script(run, number, reason)
+
+
+def read_script(run: Path, number: int) -> str:
+    """The script of a network that was kept."""
+    path = script_path(run, number)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise EsperError(
+            f"{run} does not hold the script of network {number}: code() of the result that "
+            f"esper.grow returned writes it; that of the pick is there"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EsperError(f"{path}: the script cannot be read ({error})") from error
+    if text.startswith(_NO_SCRIPT):
+        raise EsperError(text.removeprefix(_NO_SCRIPT).strip())
+    return text
 
 
 @dataclass(frozen=True, slots=True)

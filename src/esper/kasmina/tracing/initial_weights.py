@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,8 @@ class _Fans:
 Rule = Callable[[_Fans], float]
 _GAINS: Final = (1.0, 2**0.5, 3**-0.5, 5 / 3, 0.75)
 """Of lecun, he, torch, tanh and selu."""
-_RULES: Final[dict[str, tuple[Rule, tuple[float, ...]]]] = {
+RuleName = Literal["default", "fan_in", "none", "fan_out", "fan_sum"]
+_RULES: Final[dict[RuleName, tuple[Rule, tuple[float, ...]]]] = {
     "default": (lambda fans: fans.default, (1.0,)),
     "fan_in": (lambda fans: fans.fan_in**-0.5, _GAINS),
     "none": (lambda _: 1.0, tuple(k * 10.0**e for k in (1, 2, 5) for e in range(-6, 2))),
@@ -69,8 +70,8 @@ _RULES: Final[dict[str, tuple[Rule, tuple[float, ...]]]] = {
 
 
 @dataclass(eq=False)
-class _Part:
-    """A parameter, or a gate's share of it, in the given model."""
+class Part:
+    """A parameter, or a gate's share of it, in a model."""
 
     value: Tensor
     """Of one draw."""
@@ -82,7 +83,7 @@ class _Part:
     deviation: float
     largest: float
     """Absolute value, over all draws."""
-    rule: Rule = _RULES["default"][0]
+    rule: RuleName = "default"
     gain: float = 1.0
 
     @property
@@ -113,6 +114,16 @@ class _Part:
         """The norm of its rows or columns if they are orthogonal, else 0."""
         return _orthogonal_gain(self.value)
 
+    @property
+    def is_uniform(self) -> bool:
+        """Whether it is uniform rather than normal."""
+        return self.largest <= _UNIFORM * self.deviation
+
+    @property
+    def drawn_deviation(self) -> float:
+        """The standard deviation by its rule, at its own shape."""
+        return self.gain * _RULES[self.rule][0](self.fans) if self.is_random() else self.deviation
+
     def is_random(self) -> bool:
         """Whether its deviation tells of a rule."""
         structured = self.identity_scale or self.orthogonal_gain
@@ -128,9 +139,8 @@ class _Part:
         elif self.orthogonal_gain:
             nn.init.orthogonal_(new, self.orthogonal_gain)
         elif not self.is_default:
-            uniform = self.largest <= _UNIFORM * self.deviation
-            new.uniform_(-(3**0.5), 3**0.5) if uniform else new.normal_()
-            new.mul_(self.gain * self.rule(fans)).add_(self.mean)
+            new.uniform_(-(3**0.5), 3**0.5) if self.is_uniform else new.normal_()
+            new.mul_(self.gain * _RULES[self.rule][0](fans)).add_(self.mean)
 
 
 class Initialisation:
@@ -140,8 +150,8 @@ class Initialisation:
         """`draws`: models of one factory, or an instance alone; `matrices`: bare parameters that
         are weights; `keep`: a parameter whose shape stays is left as it is."""
         self._keep = keep
-        self._parts: dict[str, list[_Part]] = {}
-        known: dict[int, list[_Part]] = {}
+        self._parts: dict[str, list[Part]] = {}
+        known: dict[int, list[Part]] = {}
         values = [dict(model.named_parameters(remove_duplicate=False)) for model in draws]
         bare = set(matrices)
         for name, parameter in values[0].items():
@@ -151,9 +161,13 @@ class Initialisation:
             layer = draws[0].get_submodule(path)
             every = torch.stack([found[name].detach() for found in values])
             if id(parameter) not in known:
-                known[id(parameter)] = _parts(layer, leaf, every, name in bare)
+                known[id(parameter)] = look(layer, leaf, every, name in bare)
             self._parts[name] = known[id(parameter)]
         _find_rules([part for parts in known.values() for part in parts if part.is_random()])
+
+    def parts(self, name: str) -> Sequence[Part]:
+        """What the draws show of a parameter, gate by gate; none: it holds no numbers."""
+        return self._parts.get(name, ())
 
     def redraw(self, name: str, old: Tensor, new: Tensor, layer: nn.Module | None = None) -> Tensor:
         """Return the successor of a parameter, at the shape of `new`.
@@ -175,7 +189,7 @@ class Initialisation:
         return new
 
 
-def _parts(layer: nn.Module, leaf: str, every: Tensor, is_matrix: bool) -> list[_Part]:
+def look(layer: nn.Module, leaf: str, every: Tensor, is_matrix: bool) -> list[Part]:
     """Look at a parameter; `every`: its values in all draws."""
     fans = _fans(layer if _kind(layer) else None, leaf, every[0])
     row = getattr(layer, "padding_idx", None)
@@ -188,7 +202,7 @@ def _parts(layer: nn.Module, leaf: str, every: Tensor, is_matrix: bool) -> list[
     return [_part(chunk, kind, fans) for chunk in chunks]
 
 
-def _part(every: Tensor, kind: str, fans: _Fans) -> _Part:
+def _part(every: Tensor, kind: str, fans: _Fans) -> Part:
     # Draws that agree are no more evidence than one.
     numbers = every[0].numel() * (1 if every[0].equal(every[-1]) else len(every))
     mean, deviation = float(every.float().mean()), 0.0
@@ -197,10 +211,10 @@ def _part(every: Tensor, kind: str, fans: _Fans) -> _Part:
     if numbers == 1 or abs(mean) <= _SIGMAS * deviation * numbers**-0.5:
         mean = 0.0
     largest = float((every - mean).abs().max())
-    return _Part(every[0].clone(), kind, fans, numbers, mean, deviation, largest)
+    return Part(every[0].clone(), kind, fans, numbers, mean, deviation, largest)
 
 
-def _find_rules(parts: Sequence[_Part]) -> None:
+def _find_rules(parts: Sequence[Part]) -> None:
     """Set rule and gain of every part."""
     seen = [part.deviation for part in parts if part.kind in ("", "Embedding")]
     for kind in dict.fromkeys(part.kind for part in parts):
@@ -216,11 +230,11 @@ def _find_rules(parts: Sequence[_Part]) -> None:
         best = min(found, key=lambda name: found[name][0])
         chosen = best if found[best][0] <= _CLEAR * found[first][0] else first
         for part, gain in zip(group, found[chosen][1], strict=True):
-            part.rule, part.gain = _RULES[chosen][0], gain
+            part.rule, part.gain = chosen, gain
 
 
 def _explained(
-    group: Sequence[_Part], rule: Rule, usual: Sequence[float], free: Sequence[float]
+    group: Sequence[Part], rule: Rule, usual: Sequence[float], free: Sequence[float]
 ) -> tuple[float, list[float]]:
     """Return what a rule costs, in distinct gains, and the gain of every part."""
     gains = {i: part.deviation / rule(part.fans) for i, part in enumerate(group)}

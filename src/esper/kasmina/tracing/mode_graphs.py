@@ -18,6 +18,7 @@ from torch import fx, nn
 from esper.kasmina.layers.layers import has_hooks
 from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.plain.plain_graph import LeafTracer
+from esper.kasmina.tracing.module_stacks import outer_stack
 from esper.kasmina.tracing.tracer import FLAG, MODE_FLOW, kept_random_state, random_state
 
 _PLAIN: Final = (
@@ -41,7 +42,11 @@ def mode_graph(module: nn.Module, calls: Sequence[fx.Node], reason: str) -> fx.G
     if training is None or evaluated is None:
         return None
     joined = _joined(training, evaluated)
-    return joined if joined is not None and _uses_everything(module, joined) else None
+    if joined is None or not _uses_everything(module, joined):
+        return None
+    for node in joined.nodes:
+        node.meta = outer_stack(node, type(module))
+    return joined
 
 
 def _gives_everything(module: nn.Module, node: fx.Node) -> bool:

@@ -37,6 +37,7 @@ from esper.kasmina.plain.plain_graph import (
 from esper.kasmina.tracing.hooks import HookedHost, OutputKey, pick_hook, seed_hook
 from esper.kasmina.tracing.host import HostTrace, TracedHost
 from esper.kasmina.tracing.mode_graphs import mode_graph
+from esper.kasmina.tracing.module_stacks import nested_stack
 from esper.kasmina.tracing.tracer import FLAG
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, is_slot_id
@@ -221,6 +222,7 @@ def _copy_nodes(
     made: dict[fx.Node, Any],
     prefix: str,
     opened: Mapping[str, fx.Graph],
+    caller: fx.Node | None = None,
 ) -> Any:
     for node in part.nodes:
         path = f"{prefix}{node.target}"
@@ -230,9 +232,10 @@ def _copy_nodes(
             inner = opened[path]
             names = [n for n in inner.nodes if n.op == "placeholder"]
             inside = {n: made[arg] for n, arg in zip(names, node.all_input_nodes, strict=True)}
-            made[node] = _copy_nodes(graph, inner, inside, f"{path}.", {})
+            made[node] = _copy_nodes(graph, inner, inside, f"{path}.", {}, node)
         elif node.op != "placeholder":
             copied = made[node] = graph.node_copy(node, lambda n: made[n])
+            copied.meta = nested_stack(node, prefix, caller)
             if node.op in ("call_module", "get_attr"):
                 copied.target = path
     raise AssertionError("a graph has an output")
@@ -322,6 +325,13 @@ def silence(network: nn.Module, slot: str) -> None:
 
     Its last scale becomes 0, or the weights of its last layer, if it has no scale.
     """
+    with torch.no_grad():
+        for name in silencing(network, slot):
+            network.get_parameter(name).zero_()
+
+
+def silencing(network: nn.Module, slot: str) -> tuple[str, ...]:
+    """Names of the parameters that silence a seed if they are 0."""
     folder = seed_folder(network) or ""
     held = network._modules.get(folder)
     slots = [] if held is None else [name for name, _ in held.named_children()]
@@ -335,9 +345,7 @@ def silence(network: nn.Module, slot: str) -> None:
             f"the seed in slot {slot} cannot start at 0: it ends neither in a scale nor in a layer "
             f"with weights"
         )
-    with torch.no_grad():
-        for name in last:
-            network.get_parameter(f"{path}.{name}").zero_()
+    return tuple(f"{path}.{name}" for name in last)
 
 
 _PASSES: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from esper.kasmina.tracing.module_stacks import kept_stack
 from esper.kasmina.tracing.tracer import BATCHES, Level, Pair, is_accessor
 from esper.leyline.errors import EsperError
 
@@ -76,7 +77,7 @@ class _Part:
 
     def _copy(self, node: fx.Node) -> Any:
         made = self._graph.node_copy(node, self._find)
-        made.meta, made.type = {}, None
+        made.meta, made.type = kept_stack(node), None
         self._made[node] = made
         return made
 
