@@ -324,6 +324,30 @@ def test_every_strength_of_augmentation_is_tried_in_full_and_goes_on_where_lengt
     assert best.recipe.augment == "flip+shift"
 
 
+def test_what_may_overtake_the_best_goes_on_three_times_as_long_then_stronger_then_restarted():
+    names = ("none", "shift", "flip+shift", "flip+shift+cutout", "mixup")
+    scores = {"none": (0.60, 0.62), "shift": (0.55, 0.66), "flip+shift": (0.40, 0.60),
+              "flip+shift+cutout": (0.40, 0.45), "mixup": (0.7, 0.64)}  # fmt: skip
+    rows = [
+        row(len(names) * place + n, score, recipe=replace(RECIPE, augment=name, batches=batches))
+        for place, batches in enumerate((36, 108))
+        for n, name in enumerate(names)
+        for score in (scores[name][place],)
+    ]
+    made = ladder(space={"augments": names})
+    rows = [replace(one, params=100, topology=("", "")) for one in rows]
+    longer = list(made._longer(3, rows))
+    assert {one.recipe.batches for one in longer} == {324}
+    said = [(one.recipe.augment, one.seed != 0) for one in longer]
+    assert said[:6] == [
+        ("shift", False), ("flip+shift", False),  # that gains enough to overtake
+        ("flip+shift", False), ("flip+shift+cutout", False),  # stronger
+        ("shift", True), ("flip+shift", True),
+    ]  # fmt: skip
+    assert {name for name, _ in said[6:]} == {"shift"}, "the frontier"
+    assert not list(made._longer(3, [one for one in rows if one.recipe.augment == "mixup"]))
+
+
 def test_what_the_user_has_settled_is_not_changed_and_the_rest_is():
     generator = np.random.default_rng(0)
     fixed = Space(RECIPE, RATES, more_rates=False)
@@ -350,13 +374,18 @@ def test_a_length_is_the_same_for_every_batch_size(size, length):
     assert space.lasts(space.lasting(RECIPE, length), length)
 
 
-def test_at_most_half_goes_to_networks_far_below_a_cap():
-    for cap, far in ((Budget(params=400), 200), (Budget(macs=800), 200)):
-        made = ladder(FakeNetworks(budget=cap))
-        table = climb(made, 3)
-        rows = [one for one in of_rung(table, 2) if one.params < far]
-        assert sum(map(price, rows[1:])) <= 0.5 * SHARES[2]
-        assert max(one.params for one in of_rung(table, 2)) >= far
+@pytest.mark.parametrize("cap", [Budget(params=400), Budget(macs=800)])
+def test_at_most_half_goes_to_networks_far_below_a_cap(cap):
+    made = ladder(FakeNetworks(budget=cap))
+    small = [row(n, params=100, macs=200) for n in range(20)]
+    large = [row(20 + n, params=390, macs=780) for n in range(4)]
+    chosen = made._affordable(iter([*small[:7], *large, *small[7:]]), lambda _: 0.05, 1.0, 0.4)
+    assert sum(one in small for one in chosen) == 1 + 4, "the first, and half of eight"
+    assert sum(one in large for one in chosen) == 3
+    free = ladder()._affordable(iter(small), lambda _: 0.05, 1.0, 0.4)
+    assert len(free) == 8, "without a cap none is far below it"
+    first = made._affordable(iter(small[:1]), lambda _: 0.3, 1.0, 0.4)
+    assert first == small[:1]
 
 
 def test_runs_are_not_shorter_than_the_least_unless_a_full_one_is():

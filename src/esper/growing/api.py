@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -84,12 +84,23 @@ def grow(
             model, (train, val, test), budget, settings, printer,
             sample_weights=sample_weights, ranks=ranks, began=began,
         )  # fmt: skip
-        with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
-            home.keep_sources(copied)
-            result = run.search(home, resume is not None)
-        if ranks.first:
-            write_report(result, printer)
-        return result
+        return _searched(run, resume, folder, name or run.problem.trace.name, copied)
+
+
+def _searched(
+    run: GrowRun,
+    resume: str | os.PathLike[str] | None,
+    folder: str | os.PathLike[str] | None,
+    name: str,
+    sources: Mapping[str, bytes],
+) -> GrowResult:
+    """Search in a folder, and write the report."""
+    with _run_folder(run.ranks, resume, folder, name, run.settings.seed) as home:
+        home.keep_sources(sources)
+        result = run.search(home, resume is not None)
+    if run.ranks.first:
+        write_report(result, run.printer)
+    return result
 
 
 def write_report(result: GrowResult, printer: ProgressPrinter) -> None:
