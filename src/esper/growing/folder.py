@@ -197,7 +197,7 @@ class GrowFolder:
         from safetensors.torch import save
 
         whole = {name: value.contiguous().clone() for name, value in weights.items()}
-        save_file(self._refit_path(number), save(whole))
+        save_file(refit_path(self.path, number), save(whole))
 
     def read_refit(self, number: int) -> dict[str, Tensor] | None:
         """Read them; None: there are none, or they cannot be read."""
@@ -205,12 +205,9 @@ class GrowFolder:
         from safetensors.torch import load_file
 
         try:
-            return load_file(str(self._refit_path(number)))
+            return load_file(str(refit_path(self.path, number)))
         except (SafetensorError, OSError):
             return None
-
-    def _refit_path(self, number: int) -> Path:
-        return weights_path(self.path, number).with_suffix(".refit.safetensors")
 
     def checkpoint(self, number: int) -> Path:
         """File of a run under way."""
@@ -220,6 +217,11 @@ class GrowFolder:
 def weights_path(run: Path, number: int) -> Path:
     """File of the weights of a network."""
     return run / NETWORKS / f"{number:04d}.safetensors"
+
+
+def refit_path(run: Path, number: int) -> Path:
+    """File of the weights of a network that was refitted."""
+    return weights_path(run, number).with_suffix(".refit.safetensors")
 
 
 def require_grow_folder(path: Path) -> None:

@@ -180,7 +180,9 @@ class GrowResult:
             record,
             info,
             path,
-            lambda network: stored.load(network.number, network.variant, network.topology),
+            lambda network: stored.load(
+                network.number, network.variant, network.topology, network.refit
+            ),
             lambda network: stored.example(network.number),
             lambda network: read_script(path, network.number),
         )

@@ -1,6 +1,6 @@
 """Networks in a run folder.
 
-networks/0018.safetensors   weights of the run
+networks/0018.safetensors   weights of the run; 0018.refit.safetensors of its refit
 networks/0018-plain/        the network the user gets, with its description (`plain_saves`)
 networks/0018.py            a script that trains it again (`code`), or why there is none
 """
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from esper.growing.folder import NETWORKS, GrowInfo, weights_path
+from esper.growing.folder import NETWORKS, GrowInfo, refit_path, weights_path
 from esper.kasmina.plain_saves import load_plain, plain_example
 from esper.kasmina.tracing import (
     Depths,
@@ -94,8 +94,12 @@ class StoredNetworks:
     trust: bool = False
     """Whether `.pt2` files may be read, which can run code."""
 
-    def load(self, number: int, variant: str, topology: Sequence[str]) -> nn.Module:
-        """Return a network, in eval mode; `variant`: its width and depth; `topology`: its seeds."""
+    def load(
+        self, number: int, variant: str, topology: Sequence[str], refit: bool = False
+    ) -> nn.Module:
+        """Return a network, in eval mode; `variant`: its width and depth; `topology`: its seeds;
+        `refit`: with the weights of its refit.
+        """
         if self.model is None:
             return load_plain(plain_path(self.run, number), self.trust, _WAYS)
         trace = self._trace(self.model, variant, self.example(number))
@@ -106,18 +110,9 @@ class StoredNetworks:
             )
         seeds = {slot: name for slot, name in zip(trace.slots, topology, strict=True) if name}
         network = planted_model(trace, seeds, 0)
-        carry_weights(network, self._weights(number))
+        find = refit_path if refit else weights_path
+        carry_weights(network, _read_weights(find(self.run, number)))
         return finished_model(network)
-
-    def _weights(self, number: int) -> dict[str, Tensor]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        path = weights_path(self.run, number)
-        try:
-            return load_file(str(path))
-        except (SafetensorError, OSError) as error:
-            raise EsperError(f"{path}: no weights that can be read ({error})") from error
 
     def example(self, number: int) -> Any:
         """One sample of its inputs, as a batch of one."""
@@ -138,3 +133,13 @@ class StoredNetworks:
         if width == 1:
             return trace_model(model, example, slots or 8, output, needs_slots=False)
         return scaled_model(model, example, width, output, slots or 8, False).host
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise EsperError(f"{path}: no weights that can be read ({error})") from error
