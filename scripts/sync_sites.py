@@ -32,7 +32,7 @@ WAITS: Final = frozenset({"item", "cpu", "numpy", "tolist", "synchronize"})
 
 NOT_IN_A_STEP: Final = {
     "kasmina/plain_saves/describe.py": "describes a network, at the end of a run",
-    "kasmina/snapshot.py": "`.numpy()` reads a save that is on the host",
+    "kasmina/tracing/depths.py": "changes the depth of a user's model, before any run",
     "kasmina/tracing/host.py": "traces a user's model, before there is a population",
     "kasmina/tracing/inputs.py": "traces a user's model, before there is a population",
     "kasmina/tracing/tracer.py": "traces a user's model, before there is a population",
