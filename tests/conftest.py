@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Before torch is imported: forked ranks hang on the locks of a parent's other threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from suite import full_precision as full_precision
 from suite import no_settings_left_behind as no_settings_left_behind
 from suite import no_side_work as no_side_work
