@@ -119,7 +119,7 @@ def test_a_full_stdout_is_one_line_and_status_1_with_every_file_written(commands
     )
     found = json.loads((tmp_path / "o" / "eval_synthetic_judged.json").read_text())
     assert {"ppo", "wait"} <= set(found["judged"])
-    assert len(names(tmp_path / "o")) == 2
+    assert names(tmp_path / "o") == {"train_wait_synthetic.json"}
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_streams_that_were_closed_from_the_start_are_no_streams(commands, tmp_pa
         stdin="closed", stdout="closed", stderr="closed",
     )  # fmt: skip
     assert job.wait() == 0
-    assert len(names(tmp_path / "o")) == 2
+    assert names(tmp_path / "o") == {"train_wait_synthetic.json"}
     kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
     assert (kinds[0], kinds[-1]) == ("RUN_STARTED", "RUN_FINISHED")
 
