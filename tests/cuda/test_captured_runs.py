@@ -30,7 +30,7 @@ from captured_support import (
 )
 from cuda_support import DEVICE, NEEDS_CUDA
 from esper.growing.trainers import captured
-from esper.growing.trainers.augment import Augmentation
+from esper.growing.trainers.augment import LEVELS, NONE, Augmentation
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.eager import EagerTrainer
@@ -187,12 +187,13 @@ class NoKernel(nn.Module):
 
 
 TABLE, IMAGES, TOKENS = table_data(), image_data(), token_data()
+CLASSES = {"table": TABLE, "images": IMAGES, "signals": (TABLE[0].unsqueeze(1), TABLE[1])}
 
 
 def task_of(data: str, amp: bool = False):
     if data == "tokens":
         return make_task(TOKENS, (16, 11), DEVICE, amp)
-    return make_task(TABLE if data == "table" else IMAGES, (3,), DEVICE, amp)
+    return make_task(CLASSES[data], (3,), DEVICE, amp)
 
 
 def jobs_of(folder: Path, make, count: int = 3, **recipe):
@@ -230,14 +231,29 @@ def test_captured_is_eager_bit_for_bit(tmp_path, data, make, amp, optimizer):
         assert outcome.finite
 
 
-def test_augmented_runs_are_the_eager_ones_and_those_of_a_cpu(tmp_path):
-    jobs = jobs_of(tmp_path, Residual, augment="flip+shift")
-    replayed = train_all(CapturedTrainer(task_of("images")), jobs)
-    eager = train_all(EagerTrainer(task_of("images")), jobs)
+AUGMENTED = [
+    (kind, make, name)
+    for kind, make, shape in (
+        ("images", Residual, 3), ("signals", lambda w: signal_net(w)[1:], 2), ("table", mlp, 1))
+    for name in (*LEVELS[shape], *(("cutout+mixup",) if shape == 3 else ()))
+    if name != NONE
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "make", "augment"), AUGMENTED)
+def test_augmented_runs_are_the_eager_ones(kind, make, augment, tmp_path):
+    jobs = jobs_of(tmp_path, make, augment=augment, label_smoothing=0.1)
+    replayed = train_all(CapturedTrainer(task_of(kind)), jobs)
+    eager = train_all(EagerTrainer(task_of(kind)), jobs)
     assert [digest(replayed[n]) for n in range(3)] == [digest(eager[n]) for n in range(3)]
+
+
+@pytest.mark.parametrize("augment", ["shift", "flip+shift", "flip+shift+cutout"])
+def test_augmentation_is_the_same_on_every_device(augment):
     x = IMAGES[0][:16]
-    here, there = (Augmentation("flip+shift", 3, d)(x.to(d), 9).cpu() for d in (CPU, DEVICE))
+    here, there = (Augmentation(augment, 3, d)(x.to(d), 9).cpu() for d in (CPU, DEVICE))
     assert torch.equal(here, there)
+    assert not torch.equal(here, x)
 
 
 def test_half_precision_is_entered_inside_the_capture(tmp_path):

@@ -52,6 +52,29 @@ def test_a_search_of_captured_runs_is_that_of_eager_ones(tmp_path, monkeypatch):
     assert same_weights(replayed, eager)
 
 
+def test_depths_and_the_refit_are_those_of_eager_runs(tmp_path, monkeypatch):
+    def deep() -> nn.Module:
+        blocks = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(2)]
+        return nn.Sequential(nn.Flatten(), *blocks, nn.Linear(64, 3))
+
+    def search(name: str) -> esper.GrowResult:
+        return esper.grow(
+            deep, data(), budget=esper.Budget(host_runs=8), epochs=6, device="cuda",
+            folder=tmp_path / name, verbose=False, widths=(), depths=(2.0,), lr=3e-3, refit=True,
+        )  # fmt: skip
+
+    replayed = search("replayed")
+    assert replayed.info.variants == ("", "d2")
+    assert replayed.best.record.refit
+    for place in ("trainers.choose", "refit"):
+        monkeypatch.setattr(f"esper.growing.{place}.process_trainer", EagerTrainer)
+    eager = search("eager")
+    assert [row.score for row in runs_of(eager.folder)] == [
+        row.score for row in runs_of(replayed.folder)
+    ]
+    assert same_weights(replayed, eager)
+
+
 def test_a_batch_norm_of_one_channel_trains(tmp_path):
     result = esper.grow(
         model, data(), budget=esper.Budget(host_runs=3), epochs=4, device="cuda",
