@@ -1,7 +1,8 @@
 """Stragglers on purpose, and a plain update on ragged rollouts to compare with.
 
-Ranks that straggle wait, after a given step, until enough others have finished; what is cut thus
-does not depend on the speed of the machine.
+Ranks that straggle wait, after a given step, until enough others have finished, and the others go
+on from their first step when it is reached; what is cut thus does not depend on the speed of the
+machine.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import pickle
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,9 @@ from loop_support import tiny_config, tiny_task, weights
 class Stalls:
     """Listener that waits after a step of a round until its rank is cut, or kills it there."""
 
-    def __init__(self, after: dict[int, int], dies: bool) -> None:
-        """`after`: step by round."""
-        self.after, self.dies = after, dies
+    def __init__(self, out: Path, after: dict[int, int], dies: bool, rounds: set[int]) -> None:
+        """`after`: step by round; `rounds`: those in which any rank stalls."""
+        self.out, self.after, self.dies, self.rounds = out, after, dies, rounds
         self.trainer: Any = None
 
     def on_round_start(self, round_index, members): ...
@@ -40,17 +42,24 @@ class Stalls:
     def on_slot_events(self, round_index, step, payload): ...
 
     def on_step(self, record):
-        step = record.signals.step
-        if self.after.get(record.signals.round_index) != step:
-            return
-        until = time.monotonic() + 60
-        while not self.trainer._rule.ends_early(step + 1):
-            assert time.monotonic() < until, "nobody finished"
-            time.sleep(0.005)
-        if self.dies:
-            os.kill(os.getpid(), signal.SIGKILL)
+        step, number = record.signals.step, record.signals.round_index
+        reached = self.out / f"stalled-{number}"
+        if number not in self.after and number in self.rounds:
+            wait_for(reached.exists, "nobody stalled")
+        elif self.after.get(number) == step:
+            reached.touch()
+            wait_for(lambda: self.trainer._rule.ends_early(step + 1), "nobody finished")
+            if self.dies:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     def on_round_end(self, rollout): ...
+
+
+def wait_for(condition: Callable[[], bool], otherwise: str) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, otherwise
+        time.sleep(0.005)
 
 
 def train_with_stragglers(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +68,14 @@ def train_with_stragglers(world: Any, out: Path, settings: dict[str, Any]) -> di
     config = tiny_config(settings["rounds"], envs=settings["envs"], executor="loop")
     changes = settings.get("ppo", {})
     config = replace(config, cut_stragglers=settings["share"], ppo=replace(config.ppo, **changes))
-    own = settings["stalls"].get(str(world.rank), {})
-    stalls = Stalls({int(k): v for k, v in own.items()}, settings.get("dies") == world.rank)
+    stalled = {
+        int(rank): {int(k): v for k, v in after.items()}
+        for rank, after in settings["stalls"].items()
+    }
+    stalls = Stalls(
+        out, stalled.get(world.rank, {}), settings.get("dies") == world.rank,
+        {number for after in stalled.values() for number in after},
+    )  # fmt: skip
     stalls.trainer = trainer = make_trainer(
         config, listeners=[stalls], spec=tiny_task(), world=world
     )

@@ -119,7 +119,7 @@ def test_a_full_stdout_is_one_line_and_status_1_with_every_file_written(commands
     )
     found = json.loads((tmp_path / "o" / "eval_synthetic_judged.json").read_text())
     assert {"ppo", "wait"} <= set(found["judged"])
-    assert names(tmp_path / "o") == {"train_wait_synthetic.json"}
+    assert names(tmp_path / "o") == {"eval_synthetic_judged.json", "eval_synthetic.json"}
 
 
 @pytest.mark.slow
