@@ -386,10 +386,15 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
             sign = -1.0 if problem.tokens else 1.0
             front = [Incumbent(took, sign * one.val_score, one.params, one.model) for one in
                      result.frontier]  # fmt: skip
+            best = result.best
+            pick = Incumbent(took, sign * best.val_score, best.params, best.model)
     finally:
         setattr(Search, "_record", record)  # noqa: B010
         setattr(room, "trainer_for", chosen)  # noqa: B010
     found = [Incumbent(at, row.merit, row.params, network) for at, row, network in kept]
+    found.append(
+        pick
+    )  # what the user gets: trained again on train and validation, if there is time
     return Played(found, front, took, len(rows), sum(row.trained for row in rows))
 
 
