@@ -21,6 +21,7 @@ import torch
 from duel_contenders import (
     Played,
     play_grow,
+    play_one,
     play_optuna,
     play_static,
     play_trees,
@@ -30,10 +31,11 @@ from duel_contenders import (
 from duel_problems import PROBLEMS, Problem
 from esper.plotting.pareto import hypervolume
 
-CONTENDERS = ("grow", "optuna", "optuna8", "random", "eager", "static", "trees")
-"""`optuna8`: eight processes on one GPU; `random`: our trainer with random search; `eager`: our
-search with a plain loop; `static`: six widths, each with its rate and length drawn at random;
-`trees`: HistGradientBoosting, on the table."""
+CONTENDERS = ("grow", "optuna", "optuna8", "one", "random", "eager", "static", "trees")
+"""`optuna8`: eight processes on one GPU; `one`: one run of the widest network; `random`: our
+trainer with random search; `eager`: our search with a plain loop; `static`: six widths, each with
+its rate and length drawn at random; `trees`: HistGradientBoosting, on the table."""
+ALONE = {"one": play_one, "static": play_static, "trees": play_trees}
 SMALLEST = 100.0
 """Parameters from which hypervolumes are counted."""
 KEY = ("problem", "contender", "seed", "seconds", "device")
@@ -48,8 +50,8 @@ def play(problem: Problem, contender: str, seed: int, args: argparse.Namespace) 
     if contender in ("grow", "random", "eager"):
         policy = "random" if contender == "random" else "auto"
         played = play_grow(*given, eager=contender == "eager", policy=policy)
-    elif contender in ("static", "trees"):
-        played = (play_static if contender == "static" else play_trees)(*given)
+    elif contender in ALONE:
+        played = ALONE[contender](*given)
     else:
         count = 8 if contender == "optuna8" else (1 if args.device.startswith("cuda") else 2)
         played = play_optuna(*given, processes=count)

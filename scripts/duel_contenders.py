@@ -29,11 +29,11 @@ from esper.growing.runs import Recipe
 from esper.growing.trainers.augment import Augmentation
 from esper.plotting.pareto import pareto
 
-MAX_BATCHES = 6000
-"""Of a trial."""
-TRIALS = 4
+TRIALS = 3
 """Trials of the longest kind with the widest network for which there is to be time."""
-BATCH_SIZES = (32, 64, 128, 256)
+SHORTEST = 0.1
+"""Share of the longest trial that the shortest lasts."""
+BATCH_SIZES = (16, 32, 64, 128, 256)
 SMOOTHINGS = (0.0, 0.1)
 MAX_TREES = 200
 
@@ -126,7 +126,7 @@ class PlainLoop:
         middle = time.monotonic()
         self.run(config | {"batches": 12}, None, math.inf)
         each = (time.monotonic() - middle) / 12
-        return max(20, min(MAX_BATCHES, int((seconds - (middle - began)) / each)))
+        return max(20, int((seconds - (middle - began)) / each))
 
     def score(self, network: nn.Module) -> float:
         """Score on validation."""
@@ -162,12 +162,12 @@ def count(network: nn.Module) -> int:
     return sum(param.numel() for param in network.parameters())
 
 
-def first_trial(problem: Problem) -> dict[str, Any]:
+def first_trial(problem: Problem, device: str) -> dict[str, Any]:
     """Where a practitioner starts: the widest network, usual settings."""
     return {
-        "depth": problem.depths[0], "width": 1.0, "lr": 1e-3 if problem.tokens else 0.01,
-        "decay": 0.01, "batch_size": 64, "share": 0.5, "augment": problem.augments[len(
-            problem.augments) // 2], "smoothing": 0.0,
+        "depth": problem.depths[0], "width": 1.0, "lr": 3e-3 if problem.tokens else 0.01,
+        "decay": 0.01, "batch_size": 64 if device.startswith("cuda") else 32, "share": 1.0,
+        "augment": problem.augments[len(problem.augments) // 2], "smoothing": 0.0,
     }  # fmt: skip
 
 
@@ -182,13 +182,21 @@ def suggest(trial: Any, problem: Problem, most: dict[int, int], longest: int) ->
         "lr": trial.suggest_float("lr", 3e-4, 0.1, log=True),
         "decay": trial.suggest_float("decay", 1e-5, 0.1, log=True),
         "batch_size": trial.suggest_categorical("batch_size", list(BATCH_SIZES)),
-        "batches": max(1, round(longest * 0.05 ** (1.0 - trial.suggest_float("share", 0.0, 1.0)))),
+        "batches": max(1, round(longest * SHORTEST ** (1 - trial.suggest_float("share", 0, 1)))),
         "augment": trial.suggest_categorical("augment", list(problem.augments)),
         "smoothing": trial.suggest_categorical(
             "smoothing", list((0.0,) if problem.tokens else SMOOTHINGS)
         ),
         "seed": trial.number,
     }
+
+
+def pruner(longest: int) -> Any:
+    import optuna
+
+    if os.environ.get("PRUNER") == "median":
+        return optuna.pruners.MedianPruner(n_startup_trials=5)
+    return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, longest // 60))
 
 
 def optuna_worker(problem: Problem, train: Part, val: Part, device: str, seed: int,
@@ -203,16 +211,16 @@ def optuna_worker(problem: Problem, train: Part, val: Part, device: str, seed: i
     loop = PlainLoop(problem, train, val, device)
     most = {depth: widest(problem, depth) for depth in problem.depths}
     torch.manual_seed(seed)
-    wide = {"width": most[problem.depths[0]]} | {
-        k: v for k, v in first_trial(problem).items() if k != "width"} | {"seed": 0}  # fmt: skip
+    start = first_trial(problem, device)
+    wide = start | {"width": most[problem.depths[0]], "seed": 0}
     longest = loop.longest(wide, (began + seconds - time.monotonic()) / TRIALS)
     study = optuna.create_study(
         study_name="duel", storage=storage, load_if_exists=True, direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
-        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, longest // 60)),
+        pruner=pruner(longest),
     )  # fmt: skip
     if first:
-        study.enqueue_trial(first_trial(problem))
+        study.enqueue_trial(start)
 
     def objective(trial: Any) -> float:
         def report(step: int, value: float) -> None:
@@ -287,7 +295,7 @@ def play_static(problem: Problem, train: Part, val: Part, device: str, seed: int
     began, rng = time.monotonic(), np.random.default_rng(seed)
     loop, most = PlainLoop(problem, train, val, device), widest(problem, problem.depths[0])
     widths = sorted({max(2, round(most * 0.62**place / 2) * 2) for place in range(6)})
-    usual = first_trial(problem) | {"width": most, "seed": seed, "augment": "none"}
+    usual = first_trial(problem, device) | {"width": most, "seed": seed, "augment": "none"}
     torch.manual_seed(seed)
     longest = loop.longest(usual, seconds / len(widths) / 2)
     ended: list[Incumbent] = []
@@ -305,6 +313,25 @@ def play_static(problem: Problem, train: Part, val: Part, device: str, seed: int
                                network.cpu()))  # fmt: skip
     took = time.monotonic() - began
     return Played(_incumbents(ended), _front(ended), took, len(ended), loop.batches)
+
+
+# ---- one network -----------------------------------------------------------------------------
+
+
+def play_one(problem: Problem, train: Part, val: Part, device: str, seed: int,
+             seconds: float) -> Played:  # fmt: skip
+    """One run of the widest network within the cap, as long as there is time."""
+    began = time.monotonic()
+    loop, most = PlainLoop(problem, train, val, device), widest(problem, problem.depths[0])
+    torch.manual_seed(seed)
+    config = first_trial(problem, device) | {"width": most, "seed": seed}
+    config["batches"] = loop.longest(config, 0.97 * (began + seconds - time.monotonic()))
+    found = loop.run(config, lambda *_: None, math.inf)
+    assert found is not None, "without an end it is trained in full"
+    network, score = found
+    took = time.monotonic() - began
+    ended = [Incumbent(took, score, count(network), network.cpu())]
+    return Played(ended, ended, took, 1, loop.batches)
 
 
 # ---- trees -----------------------------------------------------------------------------------
