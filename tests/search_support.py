@@ -255,6 +255,7 @@ def make_search(
     watcher: Watcher | None = None, clock: Clock | None = None, **settings: Any,
 ) -> Search:  # fmt: skip
     """A search whose networks are integers; its clock stands still."""
+    settings = {"timed": clock is not None} | settings
     made = ladder(FakeNetworks(read=disk.load), **settings)
     still = Clock(lambda: 0.0, 0.0, math.inf, 0.0, 1.0)
     limits = Limits(runs, made.space.recipe.batches)

@@ -23,6 +23,15 @@ SPARE: Final = 2
 """Networks that may have to be judged at the end, besides those that would be now."""
 
 
+AUGMENTED: Final = 1.1
+"""Times as long that a network is thought to take with an augmentation that was not timed."""
+
+
+def _kind(row: Row) -> tuple[object, ...]:
+    """What the speed of a run depends on."""
+    return row.variant, row.topology, row.recipe.batch_size, row.recipe.augment
+
+
 class Clock:
     """Seconds since the call, and what is known of the speed of networks."""
 
@@ -39,8 +48,9 @@ class Clock:
         """
         self._now, self._began, self.limit, self._earlier = now, began, limit, earlier
         self._share = share
-        self._speeds: dict[tuple[int, object, int], tuple[float, float]] = {}
-        """(variant, topology, batch size) -> (cost, its share of the seconds of a batch)."""
+        self._speeds: dict[tuple[object, ...], tuple[float, float]] = {}
+        """(variant, topology, batch size, augmentation) -> (cost, its share of the seconds of a
+        batch)."""
         self._judging: list[float] = []
         self.judged = 1
         """Networks that would be judged on test now."""
@@ -104,7 +114,7 @@ class Clock:
 
     def learn_speed(self, row: Row, each: float) -> None:
         """Note the seconds of a batch of a network."""
-        self._speeds[row.variant, row.topology, row.recipe.batch_size] = row.cost, each
+        self._speeds[_kind(row)] = row.cost, each
 
     # ---- predictions ----------------------------------------------------------------------
 
@@ -112,9 +122,12 @@ class Clock:
         """A network's share of the seconds of a batch, from the nearest that was timed."""
         if not self._speeds:
             return 0.0
-        exact = self._speeds.get((row.variant, row.topology, row.recipe.batch_size))
+        exact = self._speeds.get(_kind(row))
         if exact is not None:
             return exact[1]
+        same = [each for kind, (_, each) in self._speeds.items() if kind[:3] == _kind(row)[:3]]
+        if same:
+            return AUGMENTED * max(same)
         near, each = min(self._speeds.values(), key=lambda pair: abs(pair[0] - row.cost))
         return each * max(row.cost / max(near, 1e-9), NARROWEST)
 

@@ -3,13 +3,16 @@
 Every run is a complete one with a schedule of its own, so nothing is ranked half way, and the best
 so far is always a finished network. The rungs:
 
-    0   the user's model, in full; beside it the model and its other widths at several rates, a
-        ninth as long
+    0   the user's model and its other widths at several rates, a ninth as long as a full run;
+        without a limit on time the model in full as well
     1   the better third of these, the best with augmentation and other regularisers, neighbours;
         a third of the length
     2   the best, also at every strength of augmentation, the model at its best rate, the widest
         network, the better third, neighbours of the best; in full
     3.. three times as long what has gained from length, or more neighbours of the best
+
+Under a limit on time what has gained from length gets the rest of it, more than half, in one last
+long run each: the finale, which comes at once where there is no time for many full runs.
 
 Augmentation pays in long runs, and often looks harmful in short ones: each strength goes on to a
 longer run as long as it gains enough from length to overtake the best.
@@ -22,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -35,7 +38,7 @@ from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.leyline.streams import stream_seed
 from esper.plotting.pareto import hypervolume, pareto, survivors
 
-SHARES: Final = {0: 0.1, 1: 0.15, 2: 0.45}
+SHARES: Final = {0: 0.1, 1: 0.15, 2: 0.3}
 """Share of what is left of the budget that a rung may spend; later ones: all of it."""
 DIVISORS: Final = {0: 9, 1: 3}
 """Length of a full run over that of a rung's; later ones: 1."""
@@ -65,6 +68,10 @@ SEED_SHARE: Final = 0.1
 """Share that differ in a seed module."""
 GROWN_SHARE: Final = 0.3
 """Share of those that start from the weights of a finished run."""
+AUGMENTED_EPOCHS: Final = 12
+"""From so many epochs on augmentation is thought to pay, if it was not tried."""
+MIN_LONGER: Final = 1.5
+"""Times as long as all before that the finale is, at least."""
 LONGER_PAYS: Final = 0.002
 """Gain of the best score, as a share of what was left to gain, for which runs get longer."""
 PATIENCE: Final = 2
@@ -88,6 +95,8 @@ class LadderSettings:
     best: float = 1.0
     """Score of perfect outputs, higher being better; NaN: not known."""
     policy: Policy = "ladder"
+    timed: bool = False
+    """Whether time is limited: the first run is a short one then."""
 
 
 Affordable = Callable[[Row], float]
@@ -101,8 +110,29 @@ class Ladder:
         self.settings, self.networks, self.space = settings, networks, settings.space
 
     def first(self) -> Row:
-        """The model as given, in full."""
-        return self._row(0, 0, 0, self.networks.base.bare, self.space.recipe, "given")
+        """The model as given; in full, if time is not limited."""
+        timed = self.settings.timed and self.settings.policy == "ladder"
+        return self._model(self._length(0) if timed else self._full)
+
+    def in_full(self, table: Table) -> Row:
+        """A full run of the best network so far, of those near a cap."""
+        best = max(self._near_cap(table.rows), key=lambda row: known(row.merit), default=None)
+        return self.sized(self._model(self._full) if best is None else
+                          self._again(best, table.rungs, self._full))  # fmt: skip
+
+    def least_run(self) -> Row:
+        """The shortest run of the model for which there has to be time, as for other networks."""
+        return self.sized(self._model(self._needed))
+
+    @property
+    def _needed(self) -> int:
+        """Batches of a run that every network is to be worth: under a limit on time a third of a
+        full one, as the finale takes what is left."""
+        return self._length(1) if self.settings.timed else self._full
+
+    def _model(self, length: int) -> Row:
+        recipe = replace(self.space.recipe, batches=length)
+        return self._row(0, 0, 0, self.networks.base.bare, recipe, "given")
 
     def beside_first(self, table: Table, left: float, cost: Affordable) -> list[Row]:
         """The other rows of the first rung, which depend on no result.
@@ -154,13 +184,13 @@ class Ladder:
     ) -> list[Row]:
         """The first rows that cost no more than `most` together; the first of all, than is left.
 
-        In the first rung none may cost more than a share of what is left when it is trained in
-        full.
+        In the first rung none may cost more than a share of what is left when it is trained for as
+        long as it has to be.
         """
         spent, far, too_dear, chosen = 0.0, 0.0, 0, list[Row]()
         for row in fresh:
             price = cost(row)
-            in_full = price * max(1.0, self._full / self.space.length(row.recipe))
+            in_full = price * max(1.0, self._needed / self.space.length(row.recipe))
             distant = price if chosen and self._is_far(row) else 0.0
             within = left if len(chosen) < least else most
             if (
@@ -200,14 +230,57 @@ class Ladder:
         done = [row for row in finished(rows) if not row.diverged and row.start is None]
         found = list[Row]()
         for row in sorted(done, key=lambda one: -known(one.merit)):
-            in_time = batches(row) * row.recipe.batch_size / space.recipe.batch_size
-            length = min(self.settings.longer, in_time)
+            length = min(self.settings.longer, space.usual(row.recipe, batches(row)))
             if length < self._full / DIVISORS[1] or len(found) == count:
                 continue
             again = self._again(row, table.rungs, length)
             if again.key not in {other.key for other in (*rows, *found)}:
                 found.append(replace(self.sized(again), number=len(rows) + len(found)))
         return found
+
+    def finale(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
+        """What may be the best in the end, in runs for the rest of the time.
+
+        None, if length does not pay, or there is no time for longer runs than before.
+        `batches`, `count`: as for `filling`.
+        """
+        rows, space, rung = table.rows, self.space, table.rungs
+        near = self._near_cap(rows)
+        longest = max((space.length(row.recipe) for row in near), default=0.0)
+        found = list[Row]()
+        for row in islice(self._candidates(near, batches), count):
+            length = min(self.settings.longer, space.usual(row.recipe, batches(row)))
+            if length >= MIN_LONGER * longest:
+                found.append(self.sized(self._again(row, rung, length)))
+        if found:
+            found += self._reference(rung, rows, found)
+        return _numbered(list(self._fresh(iter(found), rows)), table)
+
+    def _candidates(self, near: Sequence[Row], batches: Callable[[Row], int]) -> Iterator[Row]:
+        """What is promising; where augmentation was not tried, in long runs the weaker ones."""
+        space, tried = self.space, {self.space.strength(row.recipe) for row in near}
+        for row in self._promising(near):
+            length = space.usual(row.recipe, batches(row))
+            if tried == {0} and length >= AUGMENTED_EPOCHS * space.epoch:
+                for name in space.augments[1:3]:
+                    yield replace(row, recipe=replace(row.recipe, augment=name))
+                tried = set()
+            yield row
+
+    def _reference(self, rung: int, rows: Sequence[Row], found: list[Row]) -> list[Row]:
+        """The model as given for a third of a full run, if it was not trained for as long yet.
+
+        The last of the runs that were `found` gets shorter by the time that it takes.
+        """
+        base = [row for row in self._sound(rows) if row.origin == "given"]
+        length, last = self._length(1), found[-1]
+        if not base or any(self.space.length(row.recipe) >= (1 - SAME) * length for row in base):
+            return []
+        *_, best = self._control(rung, rows)
+        made = self.sized(self._again(best, rung, length))
+        fewer = last.recipe.batches - round(made.recipe.batches * made.cost / last.cost)
+        found[-1] = replace(last, recipe=replace(last.recipe, batches=max(1, fewer)))
+        return [made]
 
     @property
     def _full(self) -> int:
@@ -244,22 +317,23 @@ class Ladder:
         return min(full, max(MIN_BATCHES, full // DIVISORS.get(rung, 1)))
 
     def _widths(self, rung: int) -> Iterator[Row]:
-        """The model at other rates, then other widths: the widest, then those near its own size.
+        """The widest network, the model at all rates, as the widest, then widths near the model's.
 
         Under a cap the widest is often the best.
         """
         space, networks = self.space, self.networks
         recipe = replace(space.recipe, batches=self._length(rung))
-        for rate in space.rates:
-            yield self._row(rung, 0, 0, networks.base.bare, replace(recipe, lr=rate), "given")
         others = range(1, len(networks.variants))
         widest = max(others, key=self._relative, default=0)
-        order = sorted(others, key=lambda v: (v != widest, abs(math.log(self._relative(v)))))
-        middle = space.recipe.lr
-        for rate in sorted(space.rates, key=lambda rate: (rate != middle, -rate)):
-            for variant in order:
-                bare = networks.variants[variant].bare
-                yield self._row(rung, 0, variant, bare, replace(recipe, lr=rate), "width")
+        between = [variant for variant in others if variant != widest]
+        between.sort(key=lambda variant: abs(math.log(self._relative(variant))))
+        middle, *rest = sorted(space.rates, key=lambda rate: (rate != space.recipe.lr, -rate))
+        order = [(widest, middle), (0, middle)]
+        order += [(variant, rate) for variant in (0, widest) for rate in rest]
+        order += [(variant, rate) for rate in (middle, *rest) for variant in between]
+        for variant, rate in order:
+            bare, origin = networks.variants[variant].bare, _origin(variant, ())
+            yield self._row(rung, 0, variant, bare, replace(recipe, lr=rate), origin)
 
     def _relative(self, variant: int) -> float:
         base = self.networks.base
@@ -315,47 +389,57 @@ class Ladder:
                 yield self._again(row, rung, self._full)
 
     def _longer(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
-        """Three times as long what may overtake the best, then the rest of the frontier.
-
-        Each strength of augmentation is judged by what it has gained from length so far.
-        """
+        """Three times as long what may overtake the best, then the rest of the frontier."""
         done, space = self._sound(rows), self.space
         longest = max((space.length(row.recipe) for row in done), default=0.0)
         if longest * 3 > self.settings.longer * (1.0 + SAME):
             return
-        long = [row for row in done if space.lasts(row.recipe, longest)]
-        hopeful = list[Row]()
+        hopeful = list(self._promising(done))
+        if hopeful:
+            long = [row for row in done if space.lasts(row.recipe, longest)]
+            for row in (*hopeful, *reversed(self._front(long))):
+                yield self._again(row, rung, longest * 3)
+
+    def _promising(self, done: Sequence[Row]) -> Iterator[Row]:
+        """What may overtake the best if it is trained for longer, the most promising first.
+
+        Each strength of augmentation is judged by what it has gained from length so far; then come
+        stronger ones, and other initial weights.
+        """
+        space = self.space
+        longest = max((space.length(row.recipe) for row in done), default=0.0)
+        best = max((known(row.merit) for row in done), default=-math.inf)
+        hopeful = list[tuple[float, Row]]()
         for strength in range(len(space.augments)):
             same = [row for row in done if space.strength(row.recipe) == strength]
-            if self._gains(same, longest, max(known(row.merit) for row in done)):
+            forecast = self._forecast(same, longest, best)
+            if math.isfinite(forecast) and forecast >= best:
                 now = [row for row in same if space.lasts(row.recipe, longest)]
-                hopeful.append(max(now, key=lambda row: known(row.merit)))
-        if not hopeful:
-            return
-        hopeful.sort(key=lambda row: -known(row.merit))
-        again = [self._again(row, rung, longest * 3) for row in hopeful]
-        yield from again
-        for row in again:
+                hopeful.append((forecast, max(now, key=lambda row: known(row.merit))))
+        order = [row for _, row in sorted(hopeful, key=lambda pair: -pair[0])]
+        yield from order
+        for row in order:
             yield from (replace(row, recipe=one) for one in space.stronger(row.recipe))
-        for row in again:
+        for row in order:
             yield self._restarted(row, 1)
-        for row in reversed(self._front(long)):
-            yield self._again(row, rung, longest * 3)
 
-    def _gains(self, rows: Sequence[Row], longest: float, best: float) -> bool:
-        """Whether the best of the longest runs would overtake, if length gave as much once more."""
+    def _forecast(self, rows: Sequence[Row], longest: float, best: float) -> float:
+        """The best score if length gave as much once more; -inf: it does not pay.
+
+        `best`: of all; what has not been trained for different lengths may reach it.
+        """
         space = self.space
         now = [known(row.merit) for row in rows if space.lasts(row.recipe, longest)]
         before = [
             known(row.merit) for row in rows if space.length(row.recipe) < (1 - SAME) * longest
         ]
         if not now or not math.isfinite(max(now)):
-            return False
+            return -math.inf
         if not before:
-            return True
+            return best
         gain, room = max(now) - max(before), self.settings.best - max(before)
         pays = gain > (LONGER_PAYS * room if math.isfinite(room) else 0.0)
-        return pays and max(now) + gain >= best
+        return max(now) + gain if pays else -math.inf
 
     def _again(self, row: Row, rung: int, length: float) -> Row:
         """The same network by the same recipe, for a length in batches of the usual size."""
@@ -373,6 +457,11 @@ class Ladder:
         allows = self.networks.allows
         done = [row for row in finished(rows) if not row.diverged]
         return [row for row in done if allows(row.variant, row.topology)]
+
+    def _near_cap(self, rows: Sequence[Row]) -> list[Row]:
+        """Those not far below a cap, if there are any."""
+        done = self._sound(rows)
+        return [row for row in done if not self._is_far(row)] or done
 
     def _front(self, rows: Sequence[Row]) -> list[Row]:
         return [rows[index] for index in pareto(_merits(rows), _sizes(rows))] if rows else []

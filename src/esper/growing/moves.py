@@ -39,6 +39,8 @@ class Space:
     smoothings: tuple[float, ...] = (0.0,)
     decays: bool = False
     batch_sizes: bool = False
+    epoch: float = math.inf
+    """Batches of the usual size in an epoch; infinite: not known."""
 
     # ---- length ---------------------------------------------------------------------------
 
@@ -49,7 +51,11 @@ class Space:
 
     def length(self, recipe: Recipe) -> float:
         """The length of a run, in batches of the usual size."""
-        return recipe.batches * recipe.batch_size / self.recipe.batch_size
+        return self.usual(recipe, recipe.batches)
+
+    def usual(self, recipe: Recipe, batches: int) -> float:
+        """Batches of a recipe's size, counted in those of the usual one."""
+        return batches * recipe.batch_size / self.recipe.batch_size
 
     def lasts(self, recipe: Recipe, length: float) -> bool:
         """Whether a recipe has a length."""

@@ -10,9 +10,9 @@ from typing import Final
 from esper.growing.settings import Optimizer
 from esper.leyline.errors import EsperError
 
-RATES: Final = {"adamw": 1e-2, "sgd": 0.05}
+RATES: Final = {"adamw": 1.5e-2, "sgd": 0.05}
 """Middle learning rate of `lr="auto"`; a third and three times as much are tried too."""
-TRANSFORMER_RATE: Final = 3e-3
+TRANSFORMER_RATE: Final = 9e-3
 WEIGHT_DECAY: Final = {"adamw": 5e-2, "sgd": 5e-4}
 SMOOTHING: Final = 0.1
 """Label smoothing that is tried."""

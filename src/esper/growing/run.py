@@ -169,6 +169,7 @@ class GrowRun:
             smoothings=(0.0, SMOOTHING) if tries else (self._smoothing,),
             decays=settings.weight_decay == "auto",
             batch_sizes=self._free_batches,
+            epoch=_per_epoch(train, self.length.batch_size) or math.inf,
         )
 
     @property
@@ -281,7 +282,7 @@ class GrowRun:
         """The model at other widths and depths, as far as it can be and the budget allows."""
         networks, settings = self.networks, self.settings
         depths = self.variants.depths
-        in_time = search.clock.most_cost(search.table.rows[0], MAX_SHARE)
+        in_time = search.clock.most_cost(search.ladder.least_run(), MAX_SHARE)
         most = self.ranks.measured(min(MAX_SHARE * (self.limits.runs - 1.0), in_time))
         if settings.widths != "auto":
             if settings.depths != "auto":
@@ -388,6 +389,7 @@ class GrowRun:
                 worst=float(metric.merit(self.constant)),
                 best=float(metric.merit(metric.best)),
                 policy=settings.search_policy,
+                timed=self.budget.minutes is not None,
             ),
             self.networks,
         )

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.clock import MARGIN, Clock
-from esper.growing.ladder import DIVISORS, Ladder
+from esper.growing.ladder import DIVISORS, FULL_RUNG, Ladder
 from esper.growing.moves import SAME
 from esper.growing.networks import Networks
 from esper.growing.ranks import ONE_PROCESS, Ranks
@@ -39,6 +39,10 @@ MAX_STRETCH: Final = 2.0
 """Times its length that a run of the last rung is made as long as, at most."""
 FILLED: Final = 0.95
 """Share of the time that is left that they are to take."""
+FEW: Final = 0.25
+"""Share of the time that is left that a full run takes where there is no time for many."""
+MAX_FINALE: Final = 4
+"""Runs of the finale."""
 MAX_FILLING: Final = 8
 """Runs that fill what is left of the time."""
 MAX_LEAST: Final = 4
@@ -178,6 +182,9 @@ class Search:
         if not self.table.rows:
             return [ladder.sized(ladder.first())]
         self.networks.complete()
+        rows = self._finale()
+        if rows:
+            return rows
         # What a rung holds may depend on the machine only where its speed decides the end anyway.
         least = 1 if math.isinf(self.clock.limit) else min(MAX_LEAST, round(self.clock.parallel))
         rows, reason = ladder.next_rung(self.table, self._left(), self._price, least)
@@ -190,6 +197,17 @@ class Search:
         if not rows:
             self.table = replace(self.table, ended=reason)
         return rows
+
+    def _finale(self) -> list[Row]:
+        """The last long runs, if it is time for them."""
+        ladder, clock = self.ladder, self.clock
+        if not ladder.settings.timed or ladder.settings.policy != "ladder":
+            return []
+        few = clock.predict(ladder.in_full(self.table)) > FEW * clock.left
+        if self.table.rungs <= FULL_RUNG and not few:
+            return []
+        count = max(1, min(MAX_FINALE, round(clock.parallel)))
+        return ladder.finale(self.table, partial(self._fitting, count), count)
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """Those that could start now, with the next numbers."""
@@ -298,8 +316,13 @@ class Search:
         yield from rows
 
     def _meanwhile(self) -> Iterator[Row]:
-        """Runs that end before the longest one of the rung does, where time is the limit."""
-        if math.isinf(self.clock.limit) or self._ranks.size > 1:
+        """Runs that end before the longest one of the rung does, where time is the limit.
+
+        None beside the finale, whose runs would not end in time if they had to share with more.
+        """
+        lengths = [row.recipe.batches for row in self.table.rows if row.number in self._begun]
+        in_finale = max(lengths, default=0) > self.limits.length
+        if math.isinf(self.clock.limit) or self._ranks.size > 1 or in_finale:
             return
         refused = 0
         for row in self.ladder.meanwhile(self.table):
