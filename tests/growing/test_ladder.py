@@ -53,6 +53,31 @@ def test_the_first_run_is_the_model_as_given_in_full():
     assert first.start is first.parent is None
 
 
+def test_under_a_limit_on_time_the_first_run_is_short_unless_the_model_is_the_reference_alone():
+    assert ladder(timed=True).first().recipe.batches == RECIPE.batches // 9
+    above = ladder(FakeNetworks(budget=Budget(params=60)), timed=True)
+    assert above.first().recipe == RECIPE
+    assert ladder(timed=True, policy="random").first().recipe == RECIPE
+
+
+def finale(made: Ladder, table: Table, batches: int, count: int) -> list[tuple[int, str, int]]:
+    rows = made.finale(table, lambda _: batches, count)
+    return [(one.params, one.recipe.augment, one.recipe.batches) for one in rows]
+
+
+def test_where_nothing_was_augmented_the_finale_is_if_it_lasts_for_many_epochs():
+    networks = FakeNetworks(budget=Budget(params=450))
+    made = ladder(networks, timed=True, space={"augments": LEVELS, "epoch": 20.0})
+    first = made.sized(made.first())
+    rows = [first, *made.beside_first(Table((first,)), 10.0, price)]
+    table = ended(Table(), rows, quality)
+    assert finale(made, table, 400, 2) == [
+        (400, "shift", 400), (400, "flip+shift", 391), (100, "none", 36)
+    ], "and the model for a third of a full run, at the cost of the last one"  # fmt: skip
+    assert finale(made, table, 200, 3)[:2] == [(400, "none", 200), (400, "shift", 200)]
+    assert finale(made, table, 17, 2) == [], "less than half as long again as before"
+
+
 def test_beside_the_first_run_are_the_widest_and_all_rates_then_widths_near_its_own():
     made = ladder()
     rows = made.beside_first(Table((made.sized(made.first()),)), 10.0, price)

@@ -197,3 +197,12 @@ def test_a_search_whose_networks_a_constant_beats_says_so(tmp_path):
 def test_one_network_proves_nothing(tmp_path):
     result = search(tmp_path, runs=1.0, lr=0.1, epochs=20)
     assert result.verdict.startswith("inconclusive: only your model was trained, at one learning")
+
+
+def test_that_the_pick_was_trained_for_longer_is_said():
+    host, pick = replace(HOST, samples=1000), replace(WIDER.pick, samples=3100)
+    assert verdict(replace(WIDER, host=host, pick=pick)).endswith(
+        "; trained 3.1 times as long as your model"
+    )
+    same = replace(pick, samples=1200)
+    assert "as long as" not in verdict(replace(WIDER, host=host, pick=same))

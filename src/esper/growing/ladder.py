@@ -110,9 +110,10 @@ class Ladder:
         self.settings, self.networks, self.space = settings, networks, settings.space
 
     def first(self) -> Row:
-        """The model as given; in full, if time is not limited."""
-        timed = self.settings.timed and self.settings.policy == "ladder"
-        return self._model(self._length(0) if timed else self._full)
+        """The model as given; in full, if time is not limited, or it is the reference alone."""
+        competes = self.networks.allows(0, self.networks.base.bare)
+        short = self.settings.timed and self.settings.policy == "ladder" and competes
+        return self._model(self._length(0) if short else self._full)
 
     def in_full(self, table: Table) -> Row:
         """A full run of the best network so far, of those near a cap."""

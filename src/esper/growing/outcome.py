@@ -204,13 +204,19 @@ def _facts(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
         in_points=metric.in_points,
-        pick=Judged(pick.params, pick.test_score, "" if pick is host else _change(pick)),
-        host=Judged(host.params, host.test_score),
+        pick=Judged(
+            pick.params, pick.test_score, "" if pick is host else _change(pick), _samples(pick)
+        ),
+        host=Judged(host.params, host.test_score, samples=_samples(host)),
         constant=problem.constant_score(problem.data.test),
         difference=difference(measured[pick.number], measured[host.number]),
         tried=tried_of(rows, host.number, info, record.complete),
         reference=not info.host_fits,
     )
+
+
+def _samples(network: NetworkRecord) -> int:
+    return network.recipe.batches * network.recipe.batch_size
 
 
 def _change(pick: NetworkRecord) -> str:

@@ -18,6 +18,8 @@ from esper.growing.folder import GrowInfo
 from esper.growing.runs import Row
 from esper.tasks.measuring import Difference
 
+SAME_LENGTH: Final = 1.25
+"""A network that was trained for fewer times as long was trained as long as the other."""
 CAP_SHARE: Final = 0.5
 """A cap on parameters counts as reached from this share of it on."""
 
@@ -55,6 +57,8 @@ class Judged:
     score: float
     change: str = ""
     """How it differs from the model as given, as "x2 as wide"; empty: that model."""
+    samples: int = 0
+    """Samples that it was trained on, each as often as it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ def verdict(facts: Facts) -> str:
         return _below_a_constant(facts)
     if not facts.pick.change:
         return _host_is_best(facts)
-    return "; ".join([_compared(facts), *_limits(facts.tried)])
+    return "; ".join([_compared(facts), *_longer(facts), *_limits(facts.tried)])
 
 
 def _merit(facts: Facts, value: float) -> float:
@@ -172,6 +176,12 @@ def _compared(facts: Facts) -> str:
         return f"{line}, {_amount(facts, -gain)} below your model ({interval})"
     word = "better" if gain > 0 else "worse"
     return f"{line}, {word} than your model by {_amount(facts, abs(gain))} ({interval})"
+
+
+def _longer(facts: Facts) -> list[str]:
+    """That the model was not trained for as long."""
+    times = facts.pick.samples / max(1, facts.host.samples)
+    return [f"trained {times:.1f} times as long as your model"] if times >= SAME_LENGTH else []
 
 
 # ---- what was tried ------------------------------------------------------------------------------
