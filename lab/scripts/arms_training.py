@@ -25,6 +25,7 @@ sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 
 from duel_contenders import count, widest
 from duel_problems import Part, Problem
+from esper.device.graphs import Recording
 from esper.device.rng import forked_rng
 from esper.device.streams import any_stream
 from esper.growing.recipes import RATES, TRANSFORMER_RATE, WEIGHT_DECAY, choose_batch_size
@@ -122,7 +123,8 @@ class Run:
 
     def __init__(self, program: Program, capture: Capture | None, half_life: float) -> None:
         """`half_life`: batches, of a moving average; 0: none."""
-        self.program, self._recording = program, None
+        self.program = program
+        self._recording: Recording | None = None
         self.average = Average(program.network) if half_life else None
         self._weight = 1.0 - 0.5 ** (1.0 / half_life) if half_life else 0.0
         if capture is not None and program.kind.captured:
@@ -130,8 +132,9 @@ class Run:
             feed.ready(0)
             self._with_average(partial(program.step_static, feed))  # warms up, and counts
             program.trained = 1
-            captured = program.record(feed, lambda work: capture(partial(self._with_average, work)))
-            self._recording: Any = captured
+            self._recording = program.record(
+                feed, lambda work: capture(partial(self._with_average, work))
+            )
 
     def _with_average(self, work: Callable[[], None]) -> None:
         work()
@@ -242,7 +245,9 @@ class Bench:
         with self.computing():
             known = None
             if teacher is not None and self.augment == NONE:
-                known = torch.cat([outputs_of(teacher, x).float() for x in self.x.split(1024)])
+                known = torch.cat(
+                    [outputs_of(teacher, x).float() for x in torch.split(self.x, 1024)]
+                )
             task, job = self.task(known, teacher is not None), partial(Job, 0, build, seed=seed)
             key = (self.problem.name, width, ema, 0 if teacher is None else count(teacher))
             if key not in self.paces:

@@ -91,8 +91,8 @@ def weights(bench: Bench, captured: bool) -> list[torch.Tensor]:
     torch.manual_seed(0)
     network = build()
     job = Job(0, lambda: network, bench.recipe(6), 3)
-    program = Program(job, bench.task(None, taught=False), Kind(captured=captured))
-    run = Run(program, Replays, half_life=2.0)
+    program = Program(job, bench.task(None, taught=False), Kind(captured=True))
+    run = Run(program, Replays if captured else None, half_life=2.0)
     while program.trained < 6:
         run.step()
     assert run.average is not None
