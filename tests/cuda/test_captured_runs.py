@@ -34,6 +34,8 @@ from esper.growing.trainers.augment import LEVELS, NONE, Augmentation
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.kinds import Kinds
+from esper.growing.trainers.lanes import CudaMachine
 
 pytestmark = NEEDS_CUDA
 
@@ -348,8 +350,13 @@ def test_a_stopped_search_resumes_bit_for_bit(tmp_path, monkeypatch):
         calls.append(running)
         return sum(run.trained for run in running) > 300
 
+    monkeypatch.setattr(captured, "STARTING_SECONDS", 0.1)
     cut = train_all(CapturedTrainer(task), jobs, stop)
-    assert any(0 < outcome.trained < 400 for outcome in cut.values())
+    under_way = [n for n, outcome in cut.items() if 0 < outcome.trained < 400]
+    assert under_way
+    kind = Kinds(task, CudaMachine(DEVICE, 1).capture)
+    saved = [kind.program(jobs[n]).trained for n in under_way]
+    assert saved == [cut[n].trained for n in under_way], "nothing is queued after the stop"
     resumed = train_all(CapturedTrainer(task), [j for j in jobs if j.number in cut][::-1])
     assert all(digest(outcome) == digest(expected[n]) for n, outcome in resumed.items())
 

@@ -433,7 +433,8 @@ def test_a_stop_saves_and_judges_what_is_under_way_and_resume_is_bitwise(tmp_pat
     cut = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs, stop)
     assert sorted(cut) == [0, 1, 2]
     assert all(0 < outcome.trained < 60 for outcome in cut.values())
-    assert all(job.checkpoint.exists() for job in jobs)
+    saved = [Program(job, TASK, replace(PLAIN, captured=True)).trained for job in jobs]
+    assert saved == [cut[job.number].trained for job in jobs], "nothing is queued after the stop"
     resumed = train_all(CapturedTrainer(TASK, lanes=3, machine=StandIn()), jobs[::-1])
     assert {number: digest(outcome) for number, outcome in resumed.items()} == expected
 

@@ -56,8 +56,8 @@ class CapturedRun:
     def __init__(self, program: Program, lane: int, machine: Machine) -> None:
         self.program, self.lane, self._machine = program, lane, machine
         self.began = self.saved = time.monotonic()
-        self.paused = False
-        """Nothing more is queued, so that it can be saved."""
+        self.paused = self.stopped = False
+        """Nothing more is queued: so that it can be saved; because it is to end as it is."""
         self.bytes = 0
         self._earlier = program.seconds
         self._feed: Feed | None = None
@@ -124,7 +124,7 @@ class CapturedRun:
     @property
     def wants_work(self) -> bool:
         """Whether more may be queued."""
-        return not self.paused and not self.program.done
+        return not self.paused and not self.stopped and not self.program.done
 
     @property
     def idle(self) -> bool:
@@ -210,6 +210,8 @@ class CapturedTrainer:
                 if time.monotonic() - ticked >= TICK_SECONDS:
                     stopped = tick([run.program.running for run in self._runs])
                     ticked = time.monotonic()
+            for run in self._runs:
+                run.stopped = True  # what is queued later would be computed in freed memory
             while self._runs:
                 with self._settings():
                     outcome = self._cut(self._runs[0])
