@@ -88,7 +88,7 @@ class Refit:
         )
         jobs = [
             Job(row.number, partial(self._networks.build, row, all_rows),
-                refit_recipe(row.recipe, len(task.train), len(task.val)), row.seed)
+                refit_recipe(row.recipe, len(task.train), len(task.val)), row.seed, judged=False)
             for row in rows
         ]  # fmt: skip
         trainer = process_trainer(replace(task, train=merged))

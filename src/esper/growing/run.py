@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -245,7 +245,7 @@ class GrowRun:
         recipe = self._recipe(self.full)
         if self.ranks.size > 1:
             recipe = replace(recipe, batches=min(recipe.batches, PROBE_BATCHES))
-        job = Job(0, lambda: base.build(base.bare, seed), recipe, seed)
+        job = Job(0, lambda: base.build(base.bare, seed), recipe, seed, judged=False)
         times = list[tuple[float, int]]()
 
         def look(running: Sequence[Running]) -> bool:
@@ -485,7 +485,8 @@ class GrowRun:
         )
         names = [variant.name for variant in self.networks.variants]
         variant = self.networks.variants[names.index(record.variant)]
-        job = Job(0, lambda: variant.build(record.topology, record.seed), recipe, record.seed)
+        build = partial(variant.build, record.topology, record.seed)
+        job = Job(0, build, recipe, record.seed, judged=False)
         trainer = EagerTrainer(replace(self.task, train=data))
         (outcome,) = trainer.train(iter([job]), lambda _: False)
         network = variant.build(record.topology, record.seed)

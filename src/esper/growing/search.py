@@ -207,7 +207,11 @@ class Search:
         if self.table.rungs <= FULL_RUNG and not few:
             return []
         count = max(1, min(MAX_FINALE, round(clock.parallel)))
-        return ladder.finale(self.table, partial(self._fitting, count), count)
+        # A refit would take as long again: where length pays, a longer run is worth more.
+        kept, clock.reserved = clock.reserved, 0.0
+        rows = ladder.finale(self.table, partial(self._fitting, count), count)
+        clock.reserved = clock.reserved if rows else kept
+        return rows
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """Those that could start now, with the next numbers."""

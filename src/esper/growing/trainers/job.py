@@ -25,6 +25,8 @@ class Job:
     checkpoint: Path | None = None
     """File of its state under way: continued from there if it exists, removed by the caller. None:
     it is not saved on the way."""
+    judged: bool = True
+    """Whether it is judged on the validation part at its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,10 +244,11 @@ class Program:
     def outcome(self, how: How) -> Outcome:
         """Judge it as it is."""
         self._generators.begin(self.recipe.batches)  # some networks draw in eval mode, too
-        with tolerate_others(self.device.type == "cuda"):  # metrics need not be deterministic
-            began = time.monotonic()
-            score, loss, finite = self.task.judge(self.network)
-            judging = time.monotonic() - began
+        began, score, loss, finite = time.monotonic(), math.nan, math.nan, True
+        if self.job.judged:
+            with tolerate_others(self.device.type == "cuda"):  # metrics need not be deterministic
+                score, loss, finite = self.task.judge(self.network)
+        judging = time.monotonic() - began
         return Outcome(
             number=self.job.number,
             trained=self.trained,
