@@ -191,14 +191,6 @@ def suggest(trial: Any, problem: Problem, most: dict[int, int], longest: int) ->
     }
 
 
-def pruner(longest: int) -> Any:
-    import optuna
-
-    if os.environ.get("PRUNER") == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=5)
-    return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, longest // 60))
-
-
 def optuna_worker(problem: Problem, train: Part, val: Part, device: str, seed: int,
                   folder: Path, began: float, seconds: float, first: bool = True
                   ) -> None:  # fmt: skip
@@ -217,7 +209,7 @@ def optuna_worker(problem: Problem, train: Part, val: Part, device: str, seed: i
     study = optuna.create_study(
         study_name="duel", storage=storage, load_if_exists=True, direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True),
-        pruner=pruner(longest),
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, longest // 60)),
     )  # fmt: skip
     if first:
         study.enqueue_trial(start)
