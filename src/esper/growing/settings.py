@@ -81,7 +81,7 @@ class GrowSettings:
     optimizer: str = "auto"
     """adamw (the default) or sgd."""
     lr: float | Sequence[float] | Literal["auto"] = "auto"
-    """One learning rate, or several to try, and no others; auto: 0.01 (transformers 0.003, SGD
+    """One learning rate, or several to try, and no others; auto: 0.015 (transformers 0.009, SGD
     0.05), a third and three times of it first."""
     weight_decay: float | Literal["auto"] = "auto"
     """Weight decay of the optimizer; auto: 0.05 with AdamW, 0.0005 with SGD,
