@@ -360,7 +360,7 @@ def _network_curves(run: Path) -> Section:
         _picture(line_plot(series, "length of training, 1: in full", "score", label),
                 "The best four, by number and parameters; the table has all of them."),
         _as_table("Networks and their last scores by length",
-                 ("network", "parameters", "seeds", "what differs in the recipe", "scores"), rows, (1,)),
+                 ("network", "parameters", "seeds", "recipe, if another", "scores"), rows, (1,)),
     ]  # fmt: skip
 
 
