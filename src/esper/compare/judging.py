@@ -1,7 +1,8 @@
 """Evaluates a controller and baselines for one episode on the same fresh members.
 
 Each policy runs with its own settings (`policies.py`), so the numbers equal those of
-`esper compare` on the same hosts.
+`esper compare` on the same hosts. The score on test is the score with the accuracy on the task's
+test data, which the engine measures at the end of an episode (tolaria/validation.py: `run_test`).
 
 Shape letters: E members.
 """
