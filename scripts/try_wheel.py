@@ -37,13 +37,13 @@ def commands() -> None:
     said("belongs to the package esper-lab", 2, "audit", "digits_impaired")
 
 
-def said(expected: str, status: int, *words: str) -> None:
-    """`esper WORDS` ends with a status and says this."""
-    command = [str(Path(sys.executable).parent / "esper"), *words]
+def said(expected: str, status: int, *arguments: str) -> None:
+    """`esper ARGUMENTS` ends with a status and says this."""
+    command = [str(Path(sys.executable).parent / "esper"), *arguments]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != status or expected not in run.stdout + run.stderr:
-        sys.exit(f"esper {words[0]}: exit {run.returncode}: {run.stderr.strip()}")
-    print(f"esper {words[0]}: {len((run.stdout + run.stderr).splitlines())} lines")
+        sys.exit(f"esper {arguments[0]}: exit {run.returncode}: {run.stderr.strip()}")
+    print(f"esper {arguments[0]}: {len((run.stdout + run.stderr).splitlines())} lines")
 
 
 def grows() -> None:

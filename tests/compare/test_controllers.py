@@ -58,7 +58,7 @@ def contender(word: object, **changes: object):
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
-    """The same numbers as the agent in a bare engine with all blueprints of the task."""
+    """The same numbers as the agent in an engine with all blueprints of the task."""
     folder = saved(tmp_path / "agent")
     words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
     found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))

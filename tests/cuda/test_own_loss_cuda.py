@@ -49,7 +49,7 @@ def task(loss: Any) -> TaskSpec:
 
 @pytest.mark.parametrize("loss", ["mse", "huber", own])
 def test_replays_of_own_losses_are_the_work_bit_for_bit(loss):
-    """The stand-in runs the same padded plans, without a graph."""
+    """The fake runs the same padded plans, without a graph."""
     runs = []
     for recorder in (CudaRecorder(DEVICE), Rerun()):
         engine = engine_on_gpu(task(loss), executor="vmap")

@@ -79,7 +79,7 @@ def test_every_blueprint_fits_a_slot(name):
 
 
 @pytest.mark.parametrize("name", ["clusters_tabular", "digits_tabular", "digits_tiny8"])
-def test_a_bare_and_a_planted_member_train_a_step(name):
+def test_a_host_and_a_planted_member_train_a_step(name):
     spec = small(name)
     kinds_ES = np.full((2, len(spec.slots)), NO_BLUEPRINT, dtype=np.int64)
     kinds_ES[1, 0], kinds_ES[1, -1] = 1, 2

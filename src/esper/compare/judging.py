@@ -123,9 +123,9 @@ def judge(
 
     `baselines`: gives the runs of `judge_baselines` if somebody else has made them.
     """
-    words = [ParsedPolicy(LEARNED, LEARNED, "controller")]
-    words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
-    greedy, sampled = (controller_entry(it, spec, agent, training.population) for it in words)
+    policies = [ParsedPolicy(LEARNED, LEARNED, "controller")]
+    policies.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
+    greedy, sampled = (controller_entry(it, spec, agent, training.population) for it in policies)
     static = static_final_entry(greedy, ParsedPolicy(STATIC, STATIC, "static-final"))
     runner = _runner(training, spec, data, members)
     mine = _run(runner, greedy, members)

@@ -375,7 +375,7 @@ class TaskSpec:
             raise EsperError(f"task {self.name}: chance={self.chance}, must be from 0 to below 1")
 
     def _convert_tuples(self) -> None:
-        """Convert lists to tuples; a bare string raises."""
+        """Convert lists to tuples; a single string raises."""
         for name in ("slots", "blueprints", "input_shape"):
             given = getattr(self, name)
             if isinstance(given, str) or not isinstance(given, Iterable):

@@ -45,12 +45,12 @@ from esper.tolaria.compute_clock import ComputeClock
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawLimits:
-    """The bare host and the fullest topology, between which caps and budgets are drawn."""
+    """The host and the fullest topology, between which caps and budgets are drawn."""
 
     costs: SeedCosts
     fits_SK: Bools
     fullest_cost: float
-    """Training cost of the fullest topology, relative to the bare host's."""
+    """Training cost of the fullest topology, relative to the host's."""
 
 
 class ContextState:
@@ -173,7 +173,7 @@ class ContextState:
         return self.task.score
 
     def cost_E(self) -> Doubles:
-        """Training cost of a batch now, relative to the bare host's."""
+        """Training cost of a batch now, relative to the host's."""
         life = self.population.lifecycle
         incubating_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
         return self.training_costs.relative(life.blueprint_ES, life.alpha_ES, incubating_ES)

@@ -147,11 +147,11 @@ def test_a_search_without_a_result_was_killed(grown, tmp_path):
 def test_a_comparison_tells_what_its_report_tells(compared):
     found = views.run_summary(compared)
     assert (found.kind, found.state, found.done) == (RunKind.COMPARE, RunState.FINISHED, 2)
-    told = {
+    reported = {
         one["label"]: one for one in json.loads((compared / "compare.json").read_text())["policies"]
     }
     for contender in views.read_contenders(compared):
-        standing = told[contender.label]["standings"][0]
+        standing = reported[contender.label]["standings"][0]
         assert contender.score.value == pytest.approx(standing["mean"]["value"])
         assert contender.score.low == pytest.approx(standing["mean"]["low"])
         assert contender.is_reference == (contender.label == "wait")

@@ -110,7 +110,7 @@ class LivePiece:
     context: int
     episodes: int
     work: float
-    """Compute of all members, in training runs of the bare host."""
+    """Compute of all members, in training runs of the host."""
     first: bool
     """It is the policy's first that is missing."""
 

@@ -54,7 +54,7 @@ class AuditSettings:
     contexts: int = 16
     """C."""
     topologies: int = 24
-    """K, the bare host included."""
+    """K, the host included."""
     hosts: int = 4
     """H."""
     grown: int = 0
@@ -140,14 +140,14 @@ def _other_settings(
 
 
 def grown_topologies(topologies: int, grown: int) -> tuple[int, ...]:
-    """Numbers of the topologies to grow, spread over all but the bare host.
+    """Numbers of the topologies to grow, spread over all but the host.
 
     >>> grown_topologies(9, 3)
     (1, 4, 8)
     """
     if grown > topologies - 1:
         raise EsperError(
-            f"--grown {grown}: the audit has {topologies - 1} topologies besides the bare host"
+            f"--grown {grown}: the audit has {topologies - 1} topologies besides the host"
         )
     return tuple(np.linspace(1, topologies - 1, grown).astype(int).tolist())
 
@@ -188,7 +188,7 @@ class Piece:
     grown: bool
     chunk: Chunk
     work: float
-    """Compute of all members, masked ones included, in training runs of the bare host."""
+    """Compute of all members, masked ones included, in training runs of the host."""
 
 
 class AuditListener(EngineListener, Protocol):

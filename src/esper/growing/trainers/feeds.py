@@ -104,7 +104,7 @@ class ResidentFeed:
         return values, self._samples.targets.index_select(0, index_B)
 
     def advance(self) -> None:
-        """Go on to the next row of the table."""
+        """Advance to the next row of the table."""
         self._counters.add_(1)
 
 
