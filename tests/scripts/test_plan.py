@@ -89,7 +89,7 @@ def test_the_plan_says_from_what_it_was_estimated():
     assert patient.measured == patient.whole == full_sizes(spec, data, 6)
     assert patient.line() == "measured on 2 whole steps of each kind"
     for found in (soon, patient):
-        assert found.host.total > 0
+        assert found.bare.total > 0
         assert found.grown.total > 0
         assert (found.facts.slots, found.facts.executor) == (3, "vmap")
 

@@ -196,12 +196,12 @@ def _lines(
 
 
 def _time_lines(probe: Probe, work: _Work) -> list[str]:
-    host, grown, envs = probe.host.total, probe.grown.total, probe.whole.members
+    bare, grown, envs = probe.bare.total, probe.grown.total, probe.whole.members
     return [
         probe.line(),
-        f"time per step: {host:.3f} s without seeds ({_rate(envs / host)} member-steps/s), "
+        f"time per step: {bare:.3f} s without seeds ({_rate(envs / bare)} member-steps/s), "
         f"{grown:.3f} s with seeds in half the slots ({_rate(envs / grown)} member-steps/s)",
-        f"estimated time: {format_duration(work.seconds(host))} without seeds, "
+        f"estimated time: {format_duration(work.seconds(bare))} without seeds, "
         f"{format_duration(work.seconds(grown))} with seeds in half the slots",
     ]
 

@@ -114,7 +114,7 @@ class Probe:
     facts: _EngineInfo
     measured: Sizes
     whole: Sizes
-    host: StepTime
+    bare: StepTime
     """Whole step without seeds."""
     grown: StepTime
     """Whole step with seeds in half the slots."""
@@ -149,12 +149,12 @@ def probe_steps(
     sizes, began = smallest_sizes(whole, device), perf_counter()
     while True:
         probe_began = perf_counter()
-        facts, host, grown = _probe(spec, data, config, sizes)
+        facts, bare, grown = _probe(spec, data, config, sizes)
         now = perf_counter()
         room = (budget - (now - began)) / (now - probe_began)
         larger = larger_sizes(sizes, whole, room)
         if larger == sizes:
-            return Probe(facts, sizes, whole, host.scaled(sizes, whole), grown.scaled(sizes, whole))
+            return Probe(facts, sizes, whole, bare.scaled(sizes, whole), grown.scaled(sizes, whole))
         sizes = larger
         gc.collect()  # free the engine before a larger one is built
 
@@ -165,7 +165,7 @@ def _probe(
     """Engine at these sizes: its properties, and step times without and with seeds."""
     cut = replace(config, members=sizes.members)
     engine = VectorizedEngine(reduced_spec(spec, sizes), cut, data=reduced_data(data, sizes))
-    host, grown = (_step_time(engine, prepare) for prepare in (_no_seeds, _grow_half))
+    bare, grown = (_step_time(engine, prepare) for prepare in (_no_seeds, _grow_half))
     population, book = engine.env.model, engine.episode
     choice = population.choice
     assert choice is not None  # the engine showed the population an input
@@ -178,7 +178,7 @@ def _probe(
         executor=choice.executor.name,
         reason=choice.reason,
     )
-    return facts, host, grown
+    return facts, bare, grown
 
 
 # ---- sizes --------------------------------------------------------------------------------------
