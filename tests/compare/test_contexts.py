@@ -1,4 +1,4 @@
-"""Contexts and contenders in `esper compare`: the same contexts for all, what each contender is."""
+"""Contexts and policies in `esper compare`: the same contexts for all, what each policy is."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_folder_of_other_contexts_is_refused(tmp_path):
         compared(tmp_path, "wait", task=replace(TASK, contexts=PLANNED))
 
 
-# ---- contenders --------------------------------------------------------------------------------
+# ---- policies ----------------------------------------------------------------------------------
 
 
 def test_a_table_plants_by_price_with_and_without_a_plan_phase(tmp_path):

@@ -195,10 +195,10 @@ def test_a_comparison_that_was_cut_off_resumes_where_it_stopped(tmp_path, monkey
     whole = compared(tmp_path / "whole", *policies)
     real = policy_jobs.run_population
 
-    def cut(config, contender, *rest):
-        if contender.label == "static-full:norm":
+    def cut(config, entry, *rest):
+        if entry.label == "static-full:norm":
             raise KeyboardInterrupt
-        return real(config, contender, *rest)
+        return real(config, entry, *rest)
 
     monkeypatch.setattr(policy_jobs, "run_population", cut)
     with pytest.raises(KeyboardInterrupt):

@@ -25,10 +25,10 @@ def test_a_pasted_command_finishes_a_comparison(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "it's here; now"
     real = policy_jobs.run_population
 
-    def cut(config, contender, *rest):
-        if contender.label == "random":
+    def cut(config, entry, *rest):
+        if entry.label == "random":
             raise KeyboardInterrupt
-        return real(config, contender, *rest)
+        return real(config, entry, *rest)
 
     monkeypatch.setattr(policy_jobs, "run_population", cut)
     assert compare(["wait", "random", *TINY, "--out", str(folder)]) == 130

@@ -175,8 +175,8 @@ class ContextState:
     def cost_E(self) -> Doubles:
         """Training cost of a batch now, relative to the host's."""
         life = self.population.lifecycle
-        incubating_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
-        return self.training_costs.relative(life.blueprint_ES, life.alpha_ES, incubating_ES)
+        training_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
+        return self.training_costs.relative(life.blueprint_ES, life.alpha_ES, training_ES)
 
     # ---- observations -------------------------------------------------------------------------
 

@@ -261,7 +261,7 @@ def _judged(run: Path) -> Section:
 def _contenders(run: Path) -> Section:
     """Policies with intervals, by score and size."""
     found = views.read_contenders(run)
-    return "Contenders", _contender_parts(found) or [tag("p", "None was judged yet.")]
+    return "Policies", _contender_parts(found) or [tag("p", "None was judged yet.")]
 
 
 _STATIC: Final = ("static-", "asha", "table:")
@@ -295,7 +295,7 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     )
     return [
         _picture(frontier_plot(dots, "score", named=True), note),
-        table("Contenders, best first", head, rows, range(1, 7)),
+        table("Policies, best first", head, rows, range(1, 7)),
     ]
 
 
