@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.leyline.compute import DataPlacement
-from esper.tasks.spec import TaskData
+from esper.tasks.task_data import TaskData
 from esper.tolaria.batch_ops import process_train_batch
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine import VectorizedEngine

@@ -21,7 +21,8 @@ from cuda_support import (
 from engine_support import histories, random_policy
 from esper.device.graphs import CudaRecorder, GraphCache
 from esper.tasks.objectives import make_objective
-from esper.tasks.spec import PARTS, OwnTargetData, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import PARTS, OwnTargetData, TaskData, TaskPart
 from graph_support import Rerun
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]

@@ -11,8 +11,8 @@ from esper.leyline.context import ContextSpec, Range
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.tamiyo.baselines import WaitPolicy
 from esper.tasks.registry import get_task_spec
-from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic_data import with_synthetic_data
+from esper.tasks.task_data import PARTS, DataFiles
 
 HOSTS = {  # task: parameters, slots, training samples, passes
     "cifar_resnet8_narrow": (5006, 6, 45_904, 10.71),

@@ -17,9 +17,9 @@ from esper.kasmina.layers.counting import count_parameters
 from esper.leyline.signals import GateSignals
 from esper.tasks.data_locations import VARIABLE, find_data
 from esper.tasks.registry import get_task_spec, task_names
-from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic_data import SyntheticTokens, with_synthetic_data
 from esper.tasks.synthetic_images import SyntheticImages
+from esper.tasks.task_data import PARTS, DataFiles
 from support import refused
 
 REAL = [name for name in task_names() if isinstance(get_task_spec(name).load_data, DataFiles)]

@@ -34,7 +34,8 @@ from esper.simic.agent.agent import PPOAgent
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.grammar import ParsedPolicy, parse
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.round_results import RoundResult, RunResult, make_run_result
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")

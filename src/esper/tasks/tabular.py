@@ -35,8 +35,9 @@ from esper.tasks.digits import load_digits_data
 from esper.tasks.hosts import MLP_BLUEPRINTS, MLPFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
-from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.splits import split_validation, stratified_indices
+from esper.tasks.task_data import PARTS, TaskData, TaskPart
 
 CLASSES: Final = 10
 COLUMNS: Final = 10

@@ -39,7 +39,8 @@ from esper.tasks.contexts import (
 )
 from esper.tasks.objectives import Objective
 from esper.tasks.scoring import MAIN_PASSES, SHADOW_PASSES, added
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.compute_clock import ComputeClock
 
 

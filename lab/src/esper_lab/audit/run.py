@@ -29,7 +29,8 @@ from esper.leyline.records import StepRecord
 from esper.leyline.signals import SlotReports
 from esper.tamiyo.planning import PlannedTopology
 from esper.tasks.contexts import draw_round
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
 from esper.tolaria.device_info import describe_device
 from esper.tolaria.engine import VectorizedEngine

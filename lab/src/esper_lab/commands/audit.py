@@ -31,7 +31,8 @@ from esper_lab.progress.moving import moving
 if TYPE_CHECKING:
     from esper.jobs.messages import StepDone
     from esper.jobs.worker import Reporter
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tasks.spec import TaskSpec
+    from esper.tasks.task_data import TaskData
     from esper_lab.audit.folder import AuditFolder
     from esper_lab.audit.live import LivePiece, LiveResult, LiveRun, LiveSettings
     from esper_lab.audit.live_policies import LiveMaker

@@ -99,7 +99,7 @@ def _searched(run: Path) -> tuple[NetworkCurve, ...]:
 
 def _recipe(row: Entries) -> dict[str, Json]:
     """How a run is trained, seed and starting weights included; its length apart."""
-    recipe = entries(row, "recipe") | {name: row.get(name) for name in ("seed", "start")}
+    recipe = {**entries(row, "recipe"), "seed": row.get("seed"), "start": row.get("start")}
     return {name: value for name, value in recipe.items() if name != "batches"}
 
 

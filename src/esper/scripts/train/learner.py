@@ -22,7 +22,8 @@ from esper.simic.training.runs.resume import Resumed
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
 from esper.storage.run_files import EVENTS
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.runtime import parse_device
 

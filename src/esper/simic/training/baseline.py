@@ -15,7 +15,8 @@ from esper.tolaria.engine import VectorizedEngine
 
 if TYPE_CHECKING:
     from esper.leyline.arrays import Doubles
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tasks.spec import TaskSpec
+    from esper.tasks.task_data import TaskData
     from esper.tolaria.engine_config import EngineConfig
 
 SEED_MASK: Final = 0x7FFFFFFF

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from esper.simic.training.runs.resume import Resumed
     from esper.simic.training.runs.session import FolderSession
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tasks.spec import TaskSpec
+    from esper.tasks.task_data import TaskData
     from esper.tolaria.engine_config import EngineConfig
 
 # torch is imported inside the functions: reading settings and listing runs stay quick.
