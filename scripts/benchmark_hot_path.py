@@ -78,8 +78,8 @@ class BenchmarkHotPath(HotPath):
             require_distinct(self, name)
         if self.plain and self.policy != "wait":
             raise EsperError(
-                f"--plain with --policy {self.policy}: the plain loop trains hosts without "
-                f"seeds; add --policy wait"
+                f"--plain with --policy {self.policy}: the plain loop trains bare hosts; add "
+                f"--policy wait"
             )
 
 

@@ -53,16 +53,16 @@ TASK = ("--task", "synthetic")
 
 
 def flags_of(rules: HeuristicConfig) -> list[str]:
-    argv: list[str] = []
+    words: list[str] = []
     for name in changed_rules(rules):
         value, flag = getattr(rules, name), f"--heuristic.{name.replace('_', '-')}"
         if isinstance(value, bool):
-            argv += [flag]
+            words += [flag]
         elif isinstance(value, tuple):
-            argv += [flag, *value]
+            words += [flag, *value]
         else:
-            argv += [flag, getattr(value, "name", str(value))]
-    return argv
+            words += [flag, getattr(value, "name", str(value))]
+    return words
 
 
 def test_every_rule_has_another_value_in_these_tests():
@@ -83,8 +83,8 @@ def test_a_comparison_takes_rules_for_all_and_files_for_one(tmp_path):
     """Results are told apart by all rules, whatever the policy is called."""
     path = tmp_path / "rules.toml"
     path.write_text("tempo = 5")
-    argv = ["heuristic", f"heuristic:{path}", *TASK, "--heuristic.stop-after", "3"]
-    config = read_command_line(Compare, argv)
+    words = ["heuristic", f"heuristic:{path}", *TASK, "--heuristic.stop-after", "3"]
+    config = read_command_line(Compare, words)
     config.check()
     plain, filed = (make_entry(config, parse(w), config.task.spec()) for w in config.policies)
     assert plain.identity.rules == HeuristicConfig(stop_after=3)
@@ -113,7 +113,7 @@ def test_wrong_rules_in_a_file_are_refused_in_one_line(text, says, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("words", "says"),
     [
         (("wait", "--heuristic.tempo", "5"), "--heuristic.tempo has no meaning for wait"),
         (("heuristic", "--heuristic.tempo", "99"), "tempo"),
@@ -122,8 +122,8 @@ def test_wrong_rules_in_a_file_are_refused_in_one_line(text, says, tmp_path):
         (("heuristic:absent.toml", *TASK), "cannot be read"),
     ],
 )
-def test_wrong_rules_by_flag_are_refused_in_one_line(argv, says, capsys):
-    assert train(list(argv)) == 2
+def test_wrong_rules_by_flag_are_refused_in_one_line(words, says, capsys):
+    assert train(list(words)) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
