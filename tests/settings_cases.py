@@ -188,12 +188,12 @@ def misspell_flag(chance: random.Random, line: Line) -> tuple[str, bool]:
     flags = {flag for flag, _ in line.table}
     spelled = line.argv[at].replace("_", "-")
     sure = spelled.startswith("--") and not any(flag.startswith(spelled) for flag in flags)
-    return f"{before} as {line.words[at]}", sure and before.startswith("--")
+    return f"{before} as {line.argv[at]}", sure and before.startswith("--")
 
 
 def drop_word(chance: random.Random, line: Line) -> tuple[str, bool]:
     at = chance.randrange(len(line.argv))
-    return f"without {reported(line.words.pop(at))}", False
+    return f"without {reported(line.argv.pop(at))}", False
 
 
 def repeat_words(chance: random.Random, line: Line) -> tuple[str, bool]:
@@ -207,7 +207,7 @@ def replace_word(chance: random.Random, line: Line) -> tuple[str, bool]:
     at = chance.randrange(len(line.argv))
     flag = line.argv[at - 1] if at else ""
     before, line.argv[at] = line.argv[at], line.value_for(chance, flag)
-    return f"{before} became {reported(line.words[at])}", False
+    return f"{before} became {reported(line.argv[at])}", False
 
 
 def unknown_flag(chance: random.Random, line: Line) -> tuple[str, bool]:
