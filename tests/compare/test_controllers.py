@@ -52,13 +52,13 @@ def learnt(root: Path, **population: object) -> Path:
     return folder.path
 
 
-def entry_of(word: object, **changes: object):
+def contender(word: object, **changes: object):
     config = replace(TINY, **changes)
     return make_entry(config, parse(str(word)), config.task.spec())
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
-    """The same numbers as the agent in an engine with all blueprints of the task."""
+    """The same numbers as the agent in a bare engine with all blueprints of the task."""
     folder = saved(tmp_path / "agent")
     words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
     found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
@@ -87,14 +87,14 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     assert folder == best / "agent"
     assert controller == find_controller(best)
     for path in (run, best):
-        found = entry_of(path)
+        found = contender(path)
         assert found.agent is not None
         limits = found.identity.limits
         assert (limits.frozen_heads, limits.counterfactual_stride) == (PLAIN_BLEND, 4)
         assert found.engine_config(TINY.population, 3, 2).frozen_heads == PLAIN_BLEND
-    bare = entry_of(folder, preset="plain")
-    assert bare.identity.agent == entry_of(run).identity.agent
-    assert bare.identity != entry_of(run).identity, "its settings are not known there"
+    bare = contender(folder, preset="plain")
+    assert bare.identity.agent == contender(run).identity.agent
+    assert bare.identity != contender(run).identity, "its settings are not known there"
 
 
 def test_a_run_with_other_slots_is_not_replayed(tmp_path):
@@ -108,14 +108,14 @@ def test_a_run_with_other_slots_is_not_replayed(tmp_path):
 
 def test_a_blind_controller_is_another_policy(tmp_path):
     folder = saved(tmp_path / "agent")
-    seeing, blind = entry_of(folder), entry_of(f"blind:{folder}")
+    seeing, blind = contender(folder), contender(f"blind:{folder}")
     assert blind.identity == replace(seeing.identity, policy="controller, blind")
     assert blind.parsed.blind
 
 
 def test_every_population_has_draws_of_its_own(tmp_path):
     """Member 0 of the first and of the second population do not draw the same actions."""
-    drawn = entry_of(f"sampled:{saved(tmp_path / 'agent', seed=5)}")
+    drawn = contender(f"sampled:{saved(tmp_path / 'agent', seed=5)}")
     one, two = (drawn.policy(seed) for seed in (1, 2))
     assert isinstance(one, SimicClient)
     assert isinstance(two, SimicClient)
@@ -127,23 +127,23 @@ def test_every_population_has_draws_of_its_own(tmp_path):
 
 def test_a_bare_agent_is_limited_as_its_preset_says(tmp_path):
     folder = saved(tmp_path / "agent")
-    assert entry_of(folder).identity.limits.frozen_heads == ()
-    limits = entry_of(folder, preset="digits_impaired").identity.limits
+    assert contender(folder).identity.limits.frozen_heads == ()
+    limits = contender(folder, preset="digits_impaired").identity.limits
     assert dict(limits.frozen_heads)[ActionHead.STYLE] == dict(PLAIN_BLEND)[ActionHead.STYLE]
     with pytest.raises(EsperError, match="digits_impaired"):
-        entry_of(folder, preset="digits_impared")
+        contender(folder, preset="digits_impared")
 
 
 def test_a_controller_that_was_trained_on_is_another_policy(tmp_path):
     """Its results are kept under its weights, not under its folder's name."""
     folder = saved(tmp_path / "agent", seed=0)
-    before = entry_of(folder).identity
+    before = contender(folder).identity
     saved(folder, seed=1)
-    after = entry_of(folder).identity
+    after = contender(folder).identity
     assert result_path(tmp_path, before) != result_path(tmp_path, after)
     moved = folder.rename(tmp_path / "elsewhere")
-    assert entry_of(moved).identity == after
-    assert entry_of(f"sampled:{moved}").identity != after
+    assert contender(moved).identity == after
+    assert contender(f"sampled:{moved}").identity != after
 
 
 def test_a_controller_grows_what_it_was_trained_with_where_the_task_has_it(tmp_path):
@@ -153,7 +153,7 @@ def test_a_controller_grows_what_it_was_trained_with_where_the_task_has_it(tmp_p
     train_ppo_vectorized(config, run_dir=tmp_path / "run")
 
     def offered(**changes: object) -> tuple[str, ...]:
-        found = entry_of(tmp_path / "run", **changes)
+        found = contender(tmp_path / "run", **changes)
         assert found.spec.blueprints == found.identity.limits.blueprints
         return found.spec.blueprints
 
@@ -169,11 +169,11 @@ def test_a_controller_with_other_features_is_refused(tmp_path):
     spec = replace(policy_spec(), slot_features=7)
     PPOAgent(spec, PPOConfig()).save(tmp_path / "agent")
     with pytest.raises(EsperError, match="features, which differ in this version of Esper"):
-        entry_of(tmp_path / "agent")
+        contender(tmp_path / "agent")
 
 
 def test_a_blind_controller_does_not_see_its_curve(tmp_path):
-    blind = entry_of(f"blind:{saved(tmp_path / 'agent')}").policy(TINY.first_seed)
+    blind = contender(f"blind:{saved(tmp_path / 'agent')}").policy(TINY.first_seed)
     assert isinstance(blind, SimicClient)
     assert blind.hide_curve
 
@@ -185,7 +185,7 @@ def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path)
     tensors.write_bytes(tensors.read_bytes()[:-1])
     for name, word in (("empty", "holds no controller"), ("torn", "is damaged")):
         with pytest.raises(EsperError, match=word) as refused:
-            entry_of(tmp_path / name)
+            contender(tmp_path / name)
         assert "\n" not in str(refused.value)
 
 
@@ -206,8 +206,8 @@ def result(path: Path, rounds: list[list[list[int]]]) -> Path:
 def test_the_most_frequent_topology_of_all_rounds_is_replayed(tmp_path):
     path = result(tmp_path / "r.json", [[[0, -1], [1, 1]], [[1, 1], [-1, -1]]])
     assert load_topology(path) == ("r0c0=conv_light", "r0c1=conv_light")
-    by_file = entry_of(f"static-final:{path}").identity
-    assert by_file == entry_of("static-final:r0c1=conv_light,r0c0=conv_light").identity
+    by_file = contender(f"static-final:{path}").identity
+    assert by_file == contender("static-final:r0c1=conv_light,r0c0=conv_light").identity
 
 
 def test_a_run_of_train_is_replayed_by_its_result(tmp_path, monkeypatch):

@@ -166,7 +166,7 @@ def resolve_topology(parsed: ParsedPolicy) -> ParsedPolicy:
 
 
 def load_topology(path: Path) -> tuple[str, ...]:
-    """Read the most frequent final topology from a JSON result, as `slot=blueprint` entries."""
+    """Read the most frequent final topology from a JSON result, as `slot=blueprint` words."""
     try:
         record: Any = parse_json(path.read_bytes())
         slots, blueprints = record["slots"], record["blueprints"]
@@ -195,7 +195,7 @@ def _result_path(parsed: ParsedPolicy) -> Path:
 
 
 def _blueprint_by_slot(parsed: ParsedPolicy, topology: Sequence[str]) -> dict[str, str]:
-    """Parse `slot=blueprint` entries into a dict."""
+    """Parse `slot=blueprint` words into a dict."""
     pairs = [word.partition("=") for word in topology]
     for slot, mark, blueprint in pairs:
         if not (slot and mark and blueprint):

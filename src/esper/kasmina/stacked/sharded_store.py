@@ -37,7 +37,7 @@ NamedCall = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
 class UnitLayout:
-    """Offsets of the parameters of one unit in its flat parameter."""
+    """Where the parameters of one unit stand in its flat parameter."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], ranks: int, first: int) -> None:
         self.shapes = dict(shapes)
