@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.leyline.compute import DataPlacement
-from esper.tasks.spec import TaskData
+from esper.tasks.task_data import TaskData
 from esper.tolaria.batch_ops import process_train_batch
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine import VectorizedEngine
@@ -25,7 +25,7 @@ class WritingTime:
     """Times of one batch of all members, medians over steps; on a GPU measured by CUDA events."""
 
     placement: DataPlacement
-    alone_us: float
+    isolated_us: float
     """Writing batches back to back without training, including host work."""
     write_us: float
     """Writing a batch between two training batches: kernels, and waits for the host or a copy."""
@@ -72,7 +72,7 @@ def _writing_time(
 ) -> WritingTime:
     timers = [CUDATimer(engine.device) for _ in range(steps + 1)]
     for step, timer in enumerate(timers):
-        with timer.span("alone"):
+        with timer.span("isolated"):
             for _ in batches.step(step, engine.buffers):
                 pass
     synchronize_device(engine.device)
@@ -88,8 +88,8 @@ def _writing_time(
     synchronize_device(engine.device)
     found = [timer.collect() for timer in timers[1:]]  # the first step warms up
     each = 1e6 / batches.batches_per_step
-    alone, write, train = (
+    isolated, write, train = (
         each * float(np.median([seconds[name] for seconds in found]))
-        for name in ("alone", "write", "train")
+        for name in ("isolated", "write", "train")
     )
-    return WritingTime(batches.placement, alone, write, train, write / (write + train))
+    return WritingTime(batches.placement, isolated, write, train, write / (write + train))

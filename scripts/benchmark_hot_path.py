@@ -38,7 +38,7 @@ from hot_path_config import (
 )
 
 if TYPE_CHECKING:
-    from esper.tasks.spec import TaskData
+    from esper.tasks.task_data import TaskData
     from esper.tolaria.timed_engine import StepTimings, TimedEngine
     from hot_path_timing import Case, CaseResult, Ratio
     from plain_loop import PlainLoop

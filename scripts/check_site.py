@@ -80,9 +80,9 @@ def complaints(site: Path) -> Iterator[str]:
                 yield f"{page.relative_to(site.resolve())}: {address}: loaded from the network"
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Check the site in the folder that is given."""
-    site = Path(words[0])
+    site = Path(arguments[0])
     count = len(list(site.rglob("*.html")))
     if not count:
         print(f"{site}: no pages; `make docs` builds them", file=sys.stderr)

@@ -19,7 +19,8 @@ from esper.tamiyo.make_policy import (
 )
 
 if TYPE_CHECKING:
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tasks.spec import TaskSpec
+    from esper.tasks.task_data import TaskData
     from esper.tolaria.engine_config import EngineConfig
 
 TelemetryName = Literal["off", "normal"]
@@ -125,7 +126,7 @@ def require_distinct(config: object, name: str) -> None:
 
 def first_samples(data: TaskData, count: int | None) -> TaskData:
     """The data with only the first `count` samples of both validation parts (None: all)."""
-    from esper.tasks.spec import TaskPart
+    from esper.tasks.task_data import TaskPart
 
     if count is None:
         return data

@@ -14,7 +14,8 @@ from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.tamiyo.baselines import WaitPolicy
 from esper.tamiyo.make_policy import make_policy
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
 from esper.tolaria.stage_mix import half_of_slots_live, set_seed_stages

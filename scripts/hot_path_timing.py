@@ -16,7 +16,7 @@ import numpy as np
 
 from esper.leyline.compute import ExecutorName
 from esper.leyline.payloads import StepPhase
-from esper.tasks.spec import TaskData
+from esper.tasks.task_data import TaskData
 from esper.tolaria.timed_engine import StepTimings, TimedEngine
 from hot_path_config import HotPath, TelemetryName
 from hot_path_engine import build_engine

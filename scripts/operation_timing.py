@@ -26,7 +26,7 @@ from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionSpec
 from esper.leyline.records import StepRecord
 from esper.tamiyo.masks import build_masks
-from esper.tasks.spec import TaskData
+from esper.tasks.task_data import TaskData
 from esper.tolaria.action_execution import execute_actions
 from esper.tolaria.counterfactual_eval import attribute, plan_coalitions
 from esper.tolaria.data import SharedBatchIterator

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.population import Population
 from esper.leyline.errors import EsperError
-from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
+from esper.tasks.task_data import TaskData, TaskPart
 from esper.tolaria.runtime import synchronize_device
 from esper.tolaria.timed_engine import StepTimings
 

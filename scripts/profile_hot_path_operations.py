@@ -96,10 +96,10 @@ def measure(config: ProfileOperations) -> None:
     print(f"{'torch operation in a train batch':<50} {'us':>10}  share, calls")
     for op in heavy:
         print(f"{op.name[:50]:<50} {op.self_us:>10.0f}  {op.share:.1%}, {op.calls}")
-    print(f"{'input of a train batch':<50} {'us':>10}  share of batch, training on it, alone")
+    print(f"{'input of a train batch':<50} {'us':>10}  share of batch, training on it, isolated")
     for way in writing:
         name = f"written, data placement {way.placement}"
-        rest = f"{way.share:.2%}, {way.train_us:.0f}, {way.alone_us:.0f}"
+        rest = f"{way.share:.2%}, {way.train_us:.0f}, {way.isolated_us:.0f}"
         print(f"{name:<50} {way.write_us:>10.0f}  {rest}")
     result = {
         "setting": setting,

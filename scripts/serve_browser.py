@@ -27,10 +27,10 @@ FLAGS: Final = (
 """For a browser that asks no server but ours, also as root."""
 
 
-def command(*words: str) -> subprocess.Popen[str]:
+def command(*arguments: str) -> subprocess.Popen[str]:
     """A process of `esper` on one thread, with a pipe for its output."""
     return subprocess.Popen(
-        [sys.executable, "-m", "esper", *words],
+        [sys.executable, "-m", "esper", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -39,9 +39,9 @@ def command(*words: str) -> subprocess.Popen[str]:
 
 
 @contextmanager
-def server(runs: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def server(runs: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """(address, process) of a server on a free port; the address holds the token, if any."""
-    process = command("serve", str(runs), "--port", "0", *words)
+    process = command("serve", str(runs), "--port", "0", *arguments)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

@@ -1,7 +1,7 @@
 """Tries the installed package in an environment that holds nothing else; `make dist` runs it.
 
-The package must come from site-packages, be typed, know its commands, grow a small network, and
-need nothing of the lab.
+The package must come from site-packages, be typed, know its commands, run a task, grow a small
+network, and need nothing of the lab.
 """
 
 from __future__ import annotations
@@ -34,16 +34,26 @@ def commands() -> None:
     """The command is there, lists commands and tasks, and says where those of the lab are."""
     said("grow your model", 0, "--help")
     said("digits_impaired", 0, "tasks")
+    said(f"esper {esper.__version__}", 0, "--version")
+    said("executor", 0, "doctor")
     said("belongs to the package esper-lab", 2, "audit", "digits_impaired")
 
 
-def said(expected: str, status: int, *words: str) -> None:
-    """`esper WORDS` ends with a status and says this."""
-    command = [str(Path(sys.executable).parent / "esper"), *words]
+def trains() -> None:
+    """A policy runs on a task that is built in, and its run is listed."""
+    small = ("--envs", "2", "--episode-length", "3", "--device", "cpu", "--quiet")
+    with tempfile.TemporaryDirectory() as folder:
+        said("run folder", 0, "train", "wait", "--task", "synthetic", *small, "--runs", folder)
+        said("synthetic__wait", 0, "runs", "--runs", folder)
+
+
+def said(expected: str, status: int, *arguments: str) -> None:
+    """`esper ARGUMENTS` ends with a status and says this."""
+    command = [str(Path(sys.executable).parent / "esper"), *arguments]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != status or expected not in run.stdout + run.stderr:
-        sys.exit(f"esper {words[0]}: exit {run.returncode}: {run.stderr.strip()}")
-    print(f"esper {words[0]}: {len((run.stdout + run.stderr).splitlines())} lines")
+        sys.exit(f"esper {arguments[0]}: exit {run.returncode}: {run.stderr.strip()}")
+    print(f"esper {arguments[0]}: {len((run.stdout + run.stderr).splitlines())} lines")
 
 
 def grows() -> None:
@@ -68,4 +78,5 @@ def grows() -> None:
 if __name__ == "__main__":
     installed()
     commands()
+    trains()
     grows()

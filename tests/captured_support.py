@@ -1,6 +1,6 @@
-"""Runs for tests of the captured trainer, and a stand-in for a GPU that captures by running again.
+"""Runs for tests of the captured trainer, and a fake GPU that captures by running again.
 
-The stand-in keeps to what a graph can do: a replay runs the captured work with the values that its
+The fake keeps to what a graph can do: a replay runs the captured work with the values that its
 tensors have now, Python state of the network is as it was at the capture, and every tensor that the
 work reads must still be where it was.
 """
@@ -144,7 +144,7 @@ def _restore(network: nn.Module, state: dict[str, dict[str, Any]]) -> None:
         vars(part).update(state[name])
 
 
-class StandIn:
+class FakeMachine:
     """A CPU as a machine with lanes; memory is what the test says."""
 
     def __init__(self, free: int = 2**40) -> None:

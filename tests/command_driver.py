@@ -2,7 +2,7 @@
 
     python command_driver.py serve
 
-Each line on stdin is {"words", "output", "errors", "folder", "seconds", "memory"};
+Each line on stdin is {"argv", "output", "errors", "folder", "seconds", "memory"};
 `run_server.py` writes them. The child changes to the folder, may take so many bytes more than
 there are now, and is ended by SIGALRM after so many seconds.
 """
@@ -42,7 +42,7 @@ def command(asked: dict[str, Any]) -> int:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.alarm(asked["seconds"])
-    sys.argv = ["esper", *asked["words"]]
+    sys.argv = ["esper", *asked["argv"]]
     try:
         status = importlib.import_module("esper.scripts.main").main()
     except SystemExit as stop:

@@ -65,8 +65,8 @@ def flip_bit(chance: random.Random, path: Path, run: Path, other: OtherRun) -> s
 
 
 def flip_many(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    told = [flip_bit(chance, path, run, other) for _ in range(chance.randrange(2, 20))]
-    return "; ".join(told)
+    reported = [flip_bit(chance, path, run, other) for _ in range(chance.randrange(2, 20))]
+    return "; ".join(reported)
 
 
 def change_digit(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:

@@ -121,8 +121,10 @@ def resumed(case: Damage, outcome: Outcome, place: Path, sound: Sound) -> str:
 def evaluated(case: Damage, outcome: Outcome, place: Path, sound: Sound) -> str:
     found, expected = (read(at / "out" / "eval_synthetic_judged.json")
                        for at in (place, sound.place("eval")))  # fmt: skip
-    told = found["checkpoint"] != expected["checkpoint"] and found["checkpoint"] in outcome.output
-    if found["judged"] == expected["judged"] or told or says_what_differs(case, outcome, sound):
+    reported = (
+        found["checkpoint"] != expected["checkpoint"] and found["checkpoint"] in outcome.output
+    )
+    if found["judged"] == expected["judged"] or reported or says_what_differs(case, outcome, sound):
         return ""
     return "judged with other figures, without a word"
 
@@ -169,12 +171,12 @@ def fuzz_damage(
         place = root / str(case.seed)
         ends[case.command, outcome.status] += 1
         if problem := damage_complaint(case, outcome, place, before[case.seed], sound):
-            broken.append(told(case, outcome, problem))
+            broken.append(reported(case, outcome, problem))
         shutil.rmtree(place)
     return broken, ends
 
 
-def told(case: Damage, outcome: Outcome, problem: str) -> str:
+def reported(case: Damage, outcome: Outcome, problem: str) -> str:
     return "\n".join([
         f"seed {case.seed}: {problem}",
         f"  {case.file}: {case.what}",

@@ -205,7 +205,7 @@ class Script:
         for name in ("added_params_E", "added_macs_E", "rollbacks_E"):
             ended[name] = rng.integers(0, 50, e)
         ended["blueprint_ES"] = rng.integers(-1, self.blueprints, (e, s))
-        told = {
+        reported = {
             "round_index": round_index,
             "steps": self.steps,
             "ends_episode": True,
@@ -218,7 +218,7 @@ class Script:
             "seconds": self.seconds,
             "device_seconds": 0.75 * self.seconds,
         }
-        return build(Rollout, told, E=e, S=s, K=self.blueprints)
+        return build(Rollout, reported, E=e, S=s, K=self.blueprints)
 
     def play_round(self, listener: EngineListener, round_index: int) -> None:
         """Tell a round: each kind of slot event once a step (the last ones empty)."""

@@ -64,20 +64,20 @@ class Diary:
     def __init__(self, watch: Callable[[StepRecord], None] | None = None) -> None:
         self.records: list[StepRecord] = []
         self.slot_events: list[tuple[int, int, Any]] = []
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.watch = watch
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        self.told.append(f"start {round_index}")
+        self.reported.append(f"start {round_index}")
 
     def on_slot_events(self, round_index: int, step: int, payload: Any) -> None:
         self.slot_events.append((round_index, step, payload))
 
     def on_step(self, record: StepRecord) -> None:
         self.records.append(record)
-        self.told.append(f"step {record.signals.step}")
+        self.reported.append(f"step {record.signals.step}")
         if self.watch is not None:
             self.watch(record)
 
     def on_round_end(self, rollout: Any) -> None:
-        self.told.append(f"end {rollout.round_index}")
+        self.reported.append(f"end {rollout.round_index}")

@@ -23,7 +23,7 @@ SECONDS: Final = 90
 """A command that takes longer hangs; on an idle machine the longest take 5."""
 MEMORY: Final = 2**31
 """Bytes a command may take beyond what is imported, so that a huge setting ends as an error."""
-LONGEST_LINE: Final = 400
+MAX_LINE: Final = 400
 """Characters of an error."""
 AT_ONCE: Final = 2
 """Commands that run side by side."""
@@ -64,16 +64,16 @@ class Commands:
     def __init__(self, server: RunServer) -> None:
         self.server = server
 
-    def start(self, words: Sequence[str], folder: Path, seconds: int = SECONDS) -> Job:
+    def start(self, argv: Sequence[str], folder: Path, seconds: int = SECONDS) -> Job:
         output, errors = self.server.place()
         pid = self.server.ask(
-            words=list(words), output=str(output), errors=str(errors), folder=str(folder),
+            argv=list(argv), output=str(output), errors=str(errors), folder=str(folder),
             seconds=seconds, memory=MEMORY,
         )  # fmt: skip
         return Job(self.server, pid, output, errors)
 
-    def run(self, words: Sequence[str], folder: Path, **settings: bool | int) -> Outcome:
-        return outcome_of(self.start(words, folder, **settings))
+    def run(self, argv: Sequence[str], folder: Path, **settings: bool | int) -> Outcome:
+        return outcome_of(self.start(argv, folder, **settings))
 
 
 def outcome_of(job: Job) -> Outcome:
@@ -126,8 +126,8 @@ def complaint_about_refusal(outcome: Outcome) -> str | None:
     (line,) = lines
     if not line.startswith("error: ") or len(line) < len("error: ") + 10:
         return "refused without saying why"
-    if len(line) > LONGEST_LINE:
-        return f"refused in {len(line)} characters, at most {LONGEST_LINE} can be read"
+    if len(line) > MAX_LINE:
+        return f"refused in {len(line)} characters, at most {MAX_LINE} can be read"
     return None
 
 
@@ -146,13 +146,13 @@ def shorten_label(text: str, length: int = 700) -> str:
     return f"{text[: length // 2]} [... {len(text) - length} more ...] {text[-length // 2 :]}"
 
 
-def in_words(words: Sequence[str]) -> str:
-    """A command line to be typed, long words shortened; exact in the case of its seed."""
-    return " ".join(shorten_label(shlex.quote(word), 120) for word in words)
+def in_words(argv: Sequence[str]) -> str:
+    """A command line to be typed, long arguments shortened; exact in the case of its seed."""
+    return " ".join(shorten_label(shlex.quote(word), 120) for word in argv)
 
 
 def require_none(broken: Sequence[str], file: str, test: str) -> None:
     """Fail with every break of a fuzz, and with how one is repeated."""
     again = f"{CHOSEN}=SEED python -m pytest -m slow {file} -k {test}"
-    told = "\n\n".join(broken)
-    assert not broken, f"{len(broken)} broken; repeat one with\n  {again}\n\n{told}"
+    reported = "\n\n".join(broken)
+    assert not broken, f"{len(broken)} broken; repeat one with\n  {again}\n\n{reported}"

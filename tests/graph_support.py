@@ -1,4 +1,4 @@
-"""A stand-in for a device that captures: it records the work, and runs the same work again.
+"""A fake device that captures: it records the work, and runs the same work again.
 
 It keeps to what a graph can do. The work of the first capture is what every replay runs, whatever
 the caller has in mind by then; while it runs, the lifecycle is out of reach (a replay runs no

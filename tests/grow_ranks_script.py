@@ -78,14 +78,14 @@ def main(out: Path, case: str, executor: str) -> None:
     weights = {
         name: value.double().sum().item() for name, value in result.model.state_dict().items()
     }
-    told = {
+    reported = {
         "complete": result.record.complete,
         "networks": found,
         "weights": weights,
         "folder": str(result.folder),
         "stages": stages,
     }
-    (out / f"{executor}-{rank}.json").write_text(json.dumps(told))
+    (out / f"{executor}-{rank}.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class Whole:
     """The run that nothing stopped."""
 
     run: Path
-    words: list[str]
+    argv: list[str]
     seconds: float
 
 
@@ -106,8 +106,8 @@ def killed_run(
     broken: list[str] = []
     for life in range(kills + 1):
         here = runs_in(root)
-        words = ["train", "ppo", "--resume", f"runs/{here[0].name}"] if here else whole.words
-        job = commands.start(words, root)
+        argv = ["train", "ppo", "--resume", f"runs/{here[0].name}"] if here else whole.argv
+        job = commands.start(argv, root)
         if life == kills:  # the last one may live
             outcome = outcome_of(job)
             assert is_done(outcome), outcome.errors
@@ -115,7 +115,7 @@ def killed_run(
         number = end_at_random(job, root, chance, 0.7 * whole.seconds)
         outcome = outcome_of(job)
         if problem := kill_complaint(outcome, number, root):
-            broken.append(f"{problem} after {number.name} in life {life}: {told(outcome)}")
+            broken.append(f"{problem} after {number.name} in life {life}: {reported(outcome)}")
         if is_done(outcome):
             break
     if problem := difference(runs_in(root)[0], whole.run):
@@ -123,7 +123,7 @@ def killed_run(
     return life, broken
 
 
-def told(outcome: Outcome) -> str:
+def reported(outcome: Outcome) -> str:
     return f"status {outcome.status}: {shorten_label(outcome.errors.strip())}"
 
 

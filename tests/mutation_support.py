@@ -234,7 +234,7 @@ def set_value(chance: random.Random, document: Document) -> tuple[str, bool]:
     value = value_like(chance, LEAVES[name]) if chance.random() < 0.8 else random_value(chance)
     section, leaf = section_of(document, name)
     section[leaf] = value
-    return f"{name} = {told(value)}", surely_wrong(name, value)
+    return f"{name} = {reported(value)}", surely_wrong(name, value)
 
 
 def name_a_file(chance: random.Random, document: Document) -> tuple[str, bool]:
@@ -260,7 +260,7 @@ def rename_key(chance: random.Random, document: Document) -> tuple[str, bool]:
     long, close = "x" * 5000, typo(chance, leaf)
     wrong = chance.choice(["", "ü", long, leaf.upper(), close, close, close])
     section[wrong] = section.pop(leaf)
-    return f"{leaf} renamed to {told(wrong)}", wrong not in KNOWN
+    return f"{leaf} renamed to {reported(wrong)}", wrong not in KNOWN
 
 
 def remove_key(chance: random.Random, document: Document) -> tuple[str, bool]:
@@ -273,7 +273,7 @@ def replace_section(chance: random.Random, document: Document) -> tuple[str, boo
     places = [(section, leaf) for section, leaf in _entries(document) if leaf in SECTIONS]
     section, leaf = chance.choice(places or [(document, "task")])
     section[leaf] = value = random_value(chance)
-    return f"[{leaf}] = {told(value)}", not isinstance(value, dict)
+    return f"[{leaf}] = {reported(value)}", not isinstance(value, dict)
 
 
 def repeat_elsewhere(chance: random.Random, document: Document) -> tuple[str, bool]:
@@ -293,7 +293,7 @@ def _entries(section: Document) -> list[tuple[Document, str]]:
     return found or [({"task": {}}, "task")]
 
 
-def told(value: object) -> str:
+def reported(value: object) -> str:
     """A value in a few characters."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**50 else "a huge integer"
     return text if len(text) < 60 else f"{text[:50]}... ({len(text)} characters)"

@@ -2,7 +2,7 @@
 
     python process_driver.py
 
-For each line {"words", "cwd", "descriptors"} a process is forked, in a session of its own, and for
+For each line {"argv", "cwd", "descriptors"} a process is forked, in a session of its own, and for
 {"wait"} it is told how that ended (`run_server.py`). `descriptors` are stdin, stdout and stderr: a
 path to open (a terminal becomes the session's), "closed" (from the start, as with `>&-`) or
 "broken" (a pipe whose reader has left). The process ends as Python ends it, streams flushed.
@@ -29,7 +29,7 @@ HEAVY = (
 STREAMS = ("stdin", "stdout", "stderr")
 
 
-def become(words: list[str], cwd: str, descriptors: list[str]) -> int:
+def become(argv: list[str], cwd: str, descriptors: list[str]) -> int:
     """What the forked process does."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -38,7 +38,7 @@ def become(words: list[str], cwd: str, descriptors: list[str]) -> int:
     os.chdir(cwd)
     for number, target in enumerate(descriptors):
         connect(number, target)
-    sys.argv = ["esper", *words]
+    sys.argv = ["esper", *argv]
     return main()
 
 

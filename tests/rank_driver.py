@@ -73,8 +73,8 @@ def _start(job: str, out: Path, environment: Mapping[str, str], rank: int) -> An
     given = environment.get("PYTHONPATH", "")
     path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), *filter(None, [given])])
     with (out / f"{rank}.err").open("wb") as errors:
-        words = [sys.executable, str(HERE / "rank_driver.py"), job, str(out)]
-        return subprocess.Popen(words, env={**environment, "PYTHONPATH": path}, stderr=errors)
+        argv = [sys.executable, str(HERE / "rank_driver.py"), job, str(out)]
+        return subprocess.Popen(argv, env={**environment, "PYTHONPATH": path}, stderr=errors)
 
 
 # ---- jobs -------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def compared(folder: Path) -> object:
     return found
 
 
-def start(*words: str, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "esper", *words, "--out", str(out)]
+def start(*argv: str, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "esper", *argv, "--out", str(out)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
 

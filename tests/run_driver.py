@@ -241,7 +241,7 @@ def serve(job: Callable[[dict[str, Any]], int]) -> None:
         os._exit(job(asked))
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell ignored it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under nohup
     parser = argparse.ArgumentParser()
@@ -251,13 +251,13 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--file-limit", type=int)
     parser.add_argument("--step-seconds", type=float, default=0.0)
-    asked = parser.parse_args(words)
+    asked = parser.parse_args(argv)
     more = (asked.every, asked.file_limit, asked.step_seconds)
     jobs: dict[str, Callable[[], None]] = {
         "train": lambda: train(asked.place, *asked.numbers, *more),
         "resume": lambda: resume(asked.place, *asked.numbers),
         "kills": lambda: kills(asked.place, *asked.numbers),
-        "serve": lambda: serve(lambda asked: main(asked["words"])),
+        "serve": lambda: serve(lambda asked: main(asked["argv"])),
     }
     return run(jobs[asked.job])
 

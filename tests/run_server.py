@@ -48,15 +48,15 @@ class RunServer:
         errors.touch()
         return output, errors
 
-    def start(self, *words: object) -> Job:
+    def start(self, *argv: object) -> Job:
         """A process of its own, which runs on beside the test."""
         output, errors = self.place()
-        pid = self.ask(words=[str(word) for word in words], output=str(output), errors=str(errors))
+        pid = self.ask(argv=[str(word) for word in argv], output=str(output), errors=str(errors))
         return Job(self, pid, output, errors)
 
-    def done(self, *words: object) -> Job:
+    def done(self, *argv: object) -> Job:
         """A process that has come to its end, with status 0."""
-        job = self.start(*words)
+        job = self.start(*argv)
         assert job.wait() == 0, job.errors.read_text()
         return job
 

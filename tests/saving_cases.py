@@ -134,9 +134,9 @@ def outputs(model: Population | MorphogeneticModel) -> torch.Tensor:
 def population_story(folder: str) -> dict[str, str]:
     """In a fresh process: load, look, go on, start the next round."""
     p = Population.load(folder, tiny_host)
-    told = {f"at once {name}": value for name, value in bits(p).items()}
-    told |= raw({"outputs": outputs(p)}) | raw(train_on(p))
-    return told | bits(p) | next_round(p)
+    reported = {f"at once {name}": value for name, value in bits(p).items()}
+    reported |= raw({"outputs": outputs(p)}) | raw(train_on(p))
+    return reported | bits(p) | next_round(p)
 
 
 def population_stories(folder: str, count: int) -> list[dict[str, str]]:
@@ -159,8 +159,8 @@ def member_stories(folder: str) -> list[dict[str, str]]:
 
 def _member_story(folder: str) -> dict[str, str]:
     model = MorphogeneticModel.load(folder, tiny_host)
-    told = raw({"outputs": outputs(model)}) | raw(dict(model.named_parameters()))
-    return told | {"reports": repr(model.reports), "member": str(model.member)}
+    reported = raw({"outputs": outputs(model)}) | raw(dict(model.named_parameters()))
+    return reported | {"reports": repr(model.reports), "member": str(model.member)}
 
 
 def in_fresh_process(call: str, timeout: float = 300, threads: int | None = None) -> object:

@@ -30,8 +30,8 @@ from mutation_support import (
     as_json,
     as_toml,
     harm_text,
+    reported,
     seed_is_wrong,
-    told,
     typo,
 )
 
@@ -51,7 +51,7 @@ class Case:
     """A command, and the files it finds."""
 
     seed: int
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     files: dict[str, bytes]
     """By name, in the folder it is run in."""
     mutations: tuple[str, ...]
@@ -71,7 +71,7 @@ def page_commands() -> list[list[str]]:
     """The `esper` commands of the page, without the word esper."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
     lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
-    return [words[1:] for words in lines if words and words[0] == "esper"]
+    return [argv[1:] for argv in lines if argv and argv[0] == "esper"]
 
 
 def flags_of(command: str) -> list[tuple[str, str]]:
@@ -126,15 +126,15 @@ def word_like(chance: random.Random, form: str) -> str:
 class Line:
     """A command line under mutation."""
 
-    def __init__(self, words: list[str], table: list[tuple[str, str]], real: bool) -> None:
+    def __init__(self, argv: list[str], table: list[tuple[str, str]], real: bool) -> None:
         """`real`: it is carried out, so it must stay small."""
-        self.words = words
+        self.argv = argv
         self.table = table
         self.real = real
 
     def places(self) -> list[int]:
         """Where flags stand."""
-        return [at for at, word in enumerate(self.words) if word.startswith("--") and len(word) > 2]
+        return [at for at, word in enumerate(self.argv) if word.startswith("--") and len(word) > 2]
 
     def value_for(self, chance: random.Random, flag: str, form: str = "") -> str:
         while True:
@@ -148,13 +148,13 @@ def add_flag(chance: random.Random, line: Line) -> tuple[str, bool]:
     flag, form = chance.choice(line.table)
     value = line.value_for(chance, flag, form)
     joined = chance.random() < 0.3
-    line.words += [f"{flag}={value}"] if joined else [flag, value]
-    return f"{flag} {told(value)}", _word_is_wrong(form, value, joined)
+    line.argv += [f"{flag}={value}"] if joined else [flag, value]
+    return f"{flag} {reported(value)}", _word_is_wrong(form, value, joined)
 
 
 def add_seed(chance: random.Random, line: Line) -> tuple[str, bool]:
     seed = chance.choice(SEEDS)
-    line.words.append(f"--seed={seed}")
+    line.argv.append(f"--seed={seed}")
     known = any(flag == "--seed" for flag, _ in line.table)
     return f"--seed {seed}", not known or seed_is_wrong(seed)
 
@@ -182,40 +182,40 @@ def _is_number(word: str) -> bool:
 
 
 def misspell_flag(chance: random.Random, line: Line) -> tuple[str, bool]:
-    at = chance.choice(line.places() or [len(line.words) - 1])
-    before = line.words[at]
-    line.words[at] = typo(chance, before)
+    at = chance.choice(line.places() or [len(line.argv) - 1])
+    before = line.argv[at]
+    line.argv[at] = typo(chance, before)
     flags = {flag for flag, _ in line.table}
-    spelled = line.words[at].replace("_", "-")
+    spelled = line.argv[at].replace("_", "-")
     sure = spelled.startswith("--") and not any(flag.startswith(spelled) for flag in flags)
-    return f"{before} as {line.words[at]}", sure and before.startswith("--")
+    return f"{before} as {line.argv[at]}", sure and before.startswith("--")
 
 
 def drop_word(chance: random.Random, line: Line) -> tuple[str, bool]:
-    at = chance.randrange(len(line.words))
-    return f"without {told(line.words.pop(at))}", False
+    at = chance.randrange(len(line.argv))
+    return f"without {reported(line.argv.pop(at))}", False
 
 
 def repeat_words(chance: random.Random, line: Line) -> tuple[str, bool]:
-    at = chance.randrange(len(line.words))
-    some = line.words[at : at + chance.choice((1, 2, 2, 2))]
-    line.words += some
+    at = chance.randrange(len(line.argv))
+    some = line.argv[at : at + chance.choice((1, 2, 2, 2))]
+    line.argv += some
     return f"{some} twice", False
 
 
 def replace_word(chance: random.Random, line: Line) -> tuple[str, bool]:
-    at = chance.randrange(len(line.words))
-    flag = line.words[at - 1] if at else ""
-    before, line.words[at] = line.words[at], line.value_for(chance, flag)
-    return f"{before} became {told(line.words[at])}", False
+    at = chance.randrange(len(line.argv))
+    flag = line.argv[at - 1] if at else ""
+    before, line.argv[at] = line.argv[at], line.value_for(chance, flag)
+    return f"{before} became {reported(line.argv[at])}", False
 
 
 def unknown_flag(chance: random.Random, line: Line) -> tuple[str, bool]:
     flag = chance.choice(
         ["--lr", "--ünicode", "--" + "z" * 5000, "--task.name", "---", "-x", "--ppo"]
     )
-    line.words += [flag] + ["3"] * chance.randrange(2)
-    return f"{told(flag)} added", True
+    line.argv += [flag] + ["3"] * chance.randrange(2)
+    return f"{reported(flag)} added", True
 
 
 LINE_MUTATIONS: Final = (
@@ -258,46 +258,46 @@ def file_case(chance: random.Random, seed: int) -> Case:
 
 def line_case(chance: random.Random, seed: int) -> Case:
     """A command of the page, something wrong with its words."""
-    words, table, real = _base_line(chance)
-    line = Line(list(words), table, real)
+    argv, table, real = _base_line(chance)
+    line = Line(list(argv), table, real)
     count = chance.choices((0, 1, 2, 3), (1, 12, 4, 3))[0]
-    done = [chance.choice(LINE_MUTATIONS if line.words else (add_flag,))(chance, line)
+    done = [chance.choice(LINE_MUTATIONS if line.argv else (add_flag,))(chance, line)
             for _ in range(count)]  # fmt: skip
     files = {EVIL: EVIL_TEXT.encode(), f"{FILE}.toml": as_toml(TINY).encode()}
     mutations = tuple(text for text, _ in done)
     return Case(
         seed,
-        tuple(line.words if real else [*line.words, "--dry-run"]),
+        tuple(line.argv if real else [*line.argv, "--dry-run"]),
         files,
         mutations,
         must_refuse=len(done) == 1 and done[0][1],
-        with_run=any(word.startswith(("run", "--resume", "learned")) for word in words),
+        with_run=any(word.startswith(("run", "--resume", "learned")) for word in argv),
         writes=real,
     )
 
 
 def _base_line(chance: random.Random) -> tuple[list[str], list[tuple[str, str]], bool]:
     """A valid command made small, its flags, and whether it is carried out."""
-    words = chance.choice(BASE_LINES)
-    if words[:2] == ["train", "ppo"]:
-        small = () if "--resume" in words else SMALL_LEARNER
-        return [*words, *small], TABLES["ppo"], False
-    if words[0] == "train":
-        return [*words, *SMALL_RUN], TABLES["train"], chance.random() < 0.3
-    if words[0] == "eval":
-        return [*words, *SMALL, "--envs", "1"], TABLES["eval"], True
-    if words[0] == "compare":
-        return [*words, *SMALL, "--seeds", "1", "--quiet"], TABLES["compare"], True
-    return list(words), TABLES[words[0]], True
+    argv = chance.choice(BASE_LINES)
+    if argv[:2] == ["train", "ppo"]:
+        small = () if "--resume" in argv else SMALL_LEARNER
+        return [*argv, *small], TABLES["ppo"], False
+    if argv[0] == "train":
+        return [*argv, *SMALL_RUN], TABLES["train"], chance.random() < 0.3
+    if argv[0] == "eval":
+        return [*argv, *SMALL, "--envs", "1"], TABLES["eval"], True
+    if argv[0] == "compare":
+        return [*argv, *SMALL, "--seeds", "1", "--quiet"], TABLES["compare"], True
+    return list(argv), TABLES[argv[0]], True
 
 
 def _base_lines() -> list[list[str]]:
     """Commands of the page, the learner's as often as all others together."""
     # Seconds each; minutes; until they are stopped.
     slow = {"cifar_baseline", "--demo", "serve", "tui"}
-    found = [words for words in page_commands() if not slow & set(words)]
-    learner = [words for words in found if words[:2] == ["train", "ppo"]]
-    others = [words for words in found if words[:2] != ["train", "ppo"]]
+    found = [argv for argv in page_commands() if not slow & set(argv)]
+    learner = [argv for argv in found if argv[:2] == ["train", "ppo"]]
+    others = [argv for argv in found if argv[:2] != ["train", "ppo"]]
     plain = ["train", "ppo", "--task", "synthetic"]
     return others + (learner + [plain] * 5) * (len(others) // (len(learner) + 5))
 

@@ -28,8 +28,8 @@ def trained_once(commands: Commands, root: Path) -> Callable[[], Path]:
 
     @functools.cache
     def trained() -> Path:
-        words = ["train", "ppo", "--task", "synthetic", *SMALL_LEARNER, "--quiet"]
-        done = commands.run([*words, "--blueprints", "norm", "depthwise"], root)
+        argv = ["train", "ppo", "--task", "synthetic", *SMALL_LEARNER, "--quiet"]
+        done = commands.run([*argv, "--blueprints", "norm", "depthwise"], root)
         assert done.status == 0, done.errors
         (run,) = (root / "runs").iterdir()
         return run
@@ -49,10 +49,10 @@ def prepared(case: Case, place: Path, run_folder: Callable[[], Path]) -> Path:
 
 def settings_complaint(case: Case, outcome: Outcome, before: dict, place: Path) -> str | None:
     after = snapshot(place)
-    if CANARY in after and not any(EVIL in word for word in case.words):
+    if CANARY in after and not any(EVIL in word for word in case.argv):
         return f"a config file made it run {EVIL}"
     after.pop(CANARY, None)
-    if not case.words and outcome.status == 2 and "usage" in outcome.output:
+    if not case.argv and outcome.status == 2 and "usage" in outcome.output:
         return None  # `esper` alone prints its help
     if problem := complaint_about(outcome):
         return problem
@@ -67,14 +67,14 @@ def settings_complaint(case: Case, outcome: Outcome, before: dict, place: Path) 
     return None
 
 
-def told(case: Case, outcome: Outcome, problem: str) -> str:
-    words = in_words([printable(word) for word in case.words])
+def reported(case: Case, outcome: Outcome, problem: str) -> str:
+    argv = in_words([printable(word) for word in case.argv])
     lines = [
         f"seed {case.seed}: {problem}",
         f"  mutations: {'; '.join(case.mutations) or 'none'}",
-        f"  esper {words}",
+        f"  esper {argv}",
     ]
-    for name in set(case.words) & case.files.keys():
+    for name in set(case.argv) & case.files.keys():
         content = case.files[name].decode("utf-8", "backslashreplace")
         lines.append(f"  {name}: {shorten_label(content)}")
     said = shorten_label(outcome.errors or outcome.output[-300:])
@@ -90,12 +90,12 @@ def fuzz_settings(
     def start(case: Case):
         place = prepared(case, root / str(case.seed), run_folder)
         before[case.seed] = snapshot(place)
-        return commands.start(case.words, place)
+        return commands.start(case.argv, place)
 
     for case, outcome in side_by_side(map(make_case, chosen), start):
         place = root / str(case.seed)
         statuses[outcome.status] += 1
         if problem := settings_complaint(case, outcome, before.pop(case.seed), place):
-            broken.append(told(case, outcome, problem))
+            broken.append(reported(case, outcome, problem))
         shutil.rmtree(place)
     return broken, statuses

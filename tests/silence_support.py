@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-LONGEST = 2.0
+MAX_SILENCE = 2.0
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ def watch(become: Callable[[], None], columns: int = 120) -> Watched:
     return Watched(status, _text(parts), longest)
 
 
-def watch_command(python: str, words: list[str], folder: Path) -> Watched:
-    """`esper` with these words, in a folder."""
+def watch_command(python: str, argv: list[str], folder: Path) -> Watched:
+    """`esper` with these arguments, in a folder."""
 
     def become() -> None:
         os.chdir(folder)
         os.environ["TERM"] = "xterm-256color"
-        os.execv(python, [python, "-m", "esper.scripts.main", *words])
+        os.execv(python, [python, "-m", "esper.scripts.main", *argv])
 
     return watch(become)
 
@@ -78,11 +78,11 @@ def _text(parts: list[bytes]) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
-def speaks(words: list[str], place: Path) -> None:
-    """`esper WORDS` prints something at least every `LONGEST` seconds."""
-    found = watch_command(sys.executable, words, place)
+def speaks(argv: list[str], place: Path) -> None:
+    """`esper ARGV` prints something at least every `MAX_SILENCE` seconds."""
+    found = watch_command(sys.executable, argv, place)
     assert found.status == 0, found.output[-2000:]
-    assert found.longest.seconds <= LONGEST, (
-        f"esper {words[0]} was silent for {found.longest.seconds:.1f} s after "
+    assert found.longest.seconds <= MAX_SILENCE, (
+        f"esper {argv[0]} was silent for {found.longest.seconds:.1f} s after "
         f"{found.longest.after[-200:]!r}"
     )

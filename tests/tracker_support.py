@@ -1,4 +1,4 @@
-"""For tests of trackers: a stand-in for W&B that can fail, and readers of what the real ones wrote.
+"""For tests of trackers: a fake W&B that can fail, and readers of what the real ones wrote.
 
 Every reader returns {name of a figure: [(step, value), ...]}.
 """
@@ -21,7 +21,7 @@ import pytest
 Figures = dict[str, list[tuple[int, float]]]
 
 
-class StandIn(ModuleType):
+class FakeWandb(ModuleType):
     """A module `wandb` that keeps rows in memory, and raises or hangs where it is told to."""
 
     def __init__(self, fails: str = "", after: int = 0) -> None:
@@ -66,9 +66,9 @@ class StandIn(ModuleType):
         return [step for step, _ in rows]
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, fails: str = "", after: int = 0) -> StandIn:
-    """Install the stand-in for W&B."""
-    found = StandIn(fails, after)
+def fake_wandb(monkeypatch: pytest.MonkeyPatch, fails: str = "", after: int = 0) -> FakeWandb:
+    """Install the fake W&B."""
+    found = FakeWandb(fails, after)
     monkeypatch.setitem(sys.modules, "wandb", found)
     return found
 

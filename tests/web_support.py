@@ -67,6 +67,6 @@ def listen(page: Any, messages: list[str]) -> None:
     )
 
 
-def train(runs: Path, rounds: int, words: Sequence[str] = ()) -> subprocess.Popen[str]:
+def train(runs: Path, rounds: int, argv: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A small training run in a process of its own."""
-    return command("train", "ppo", *TRAIN, "--rounds", str(rounds), "--runs", str(runs), *words)
+    return command("train", "ppo", *TRAIN, "--rounds", str(rounds), "--runs", str(runs), *argv)

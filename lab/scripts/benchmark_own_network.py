@@ -3,11 +3,11 @@
     python lab/scripts/benchmark_own_network.py --device cuda       a minute or more on an H200
     python lab/scripts/benchmark_own_network.py --quick             small networks, on a CPU
 
-ResNet-18 and ResNet-20 with batch norm and a GPT of GPT-2's size: one member bare and with one
-incubating seed (loop executor, captured graphs) against plain PyTorch (channels last, autocast
-bf16, fused optimiser), and E members of ResNet-20 against as many plain runs in turn. Captured and
-compiled plain runs are further columns. Contenders alternate; times are medians (first to third
-quartile) over rounds, ratios are taken within a round.
+ResNet-18 and ResNet-20 with batch norm and a GPT of GPT-2's size: one member without seeds and
+with a seed in TRAINING (loop executor, captured graphs) against plain PyTorch (channels last,
+autocast bf16, fused optimiser), and E members of ResNet-20 against as many plain runs in turn.
+Captured and compiled plain runs are further columns. Contenders alternate; times are medians
+(first to third quartile) over rounds, ratios are taken within a round.
 """
 
 from __future__ import annotations

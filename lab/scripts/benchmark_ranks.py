@@ -24,7 +24,7 @@ import torch.distributed as dist
 import tyro
 
 from esper.simic.distributed import join_world, world_size
-from esper.simic.distributed.ranks import ALONE
+from esper.simic.distributed.ranks import SINGLE_PROCESS
 from esper.simic.training.config import preset
 from esper.simic.training.vectorized import make_trainer
 
@@ -99,7 +99,7 @@ def main(bench: RankBench) -> None:
     messages = Messages()
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(join_world()) if world_size() > 1 else None
-        ranks = world or ALONE
+        ranks = world or SINGLE_PROCESS
         config = preset(bench.preset, bench.rounds)
         people = replace(
             config.population, envs=bench.envs * ranks.size, device=bench.device, executor="loop"

@@ -100,7 +100,7 @@ def main(settings: Settings) -> None:
 
 
 def build(settings: Settings) -> Population:
-    """One transformer with a planted and an incubating seed."""
+    """One transformer with a planted seed and one in TRAINING."""
     config = PopulationConfig(
         executor=settings.executor,
         host_lr=1e-3,

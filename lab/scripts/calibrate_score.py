@@ -111,12 +111,12 @@ class Verdict:
     best_full: int
     score: float
     score_full: float
-    score_alone: float
+    score_host: float
 
     @property
     def lead(self) -> float:
-        """Lead over the better of bare host and best full topology."""
-        return self.score - max(self.score_full, self.score_alone)
+        """Lead over the better of the host and the best full topology."""
+        return self.score - max(self.score_full, self.score_host)
 
 
 def main() -> int:
@@ -130,7 +130,7 @@ def calibrate(config: CalibrateScore) -> None:
     found = merge([_read(path) for path in config.files])
     needed = config.margin * found.error * 2**0.5
     verdicts = [judge(found, c_p, c_m, c_f) for c_p in C_P for c_m in C_P for c_f in C_F]
-    good = sorted((v for v in verdicts if v.lead >= needed), key=lambda v: v.score_alone - v.score)
+    good = sorted((v for v in verdicts if v.lead >= needed), key=lambda v: v.score_host - v.score)
     print(
         f"{found.task}: {len(found.slots_K)} topologies, {found.members_K.min()} to "
         f"{found.members_K.max()} members each, standard error {found.error:.4f}; "
@@ -293,7 +293,7 @@ def _show(found: Searched, verdicts: list[Verdict]) -> None:
             f"{v.score:.3f}",
             " ".join(found.slots_K[v.best_full]),
             f"{v.score_full:.3f}",
-            f"{v.score_alone:.3f}",
+            f"{v.score_host:.3f}",
             f"{v.lead:+.4f}",
         )
     Console(width=140).print(table)

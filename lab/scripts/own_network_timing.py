@@ -112,7 +112,7 @@ def _optimizer(model: nn.Module, kind: str, on_gpu: bool) -> torch.optim.Optimiz
 
 
 class Grown:
-    """A population, perhaps with one incubating seed in each member."""
+    """A population, perhaps with one seed in TRAINING in each member."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ def _population(
 
 
 def flops_ratio(case: Case) -> float:
-    """Training FLOPs with one incubating seed over those without, counted on the CPU."""
+    """Training FLOPs with one seed in TRAINING over those without, counted on the CPU."""
     device, counts = torch.device("cpu"), []
     for seed in (False, True):
         population = _population(case, device, "loop", 1, seed)

@@ -32,9 +32,9 @@ from esper.kasmina.layers.layers import LayerScale
 from esper.leyline.statistics import paired_difference
 from esper.tasks.cifar_files import CifarFiles
 from esper.tasks.data_locations import locate_data
-from esper.tasks.spec import TaskData, TaskPart
 from esper.tasks.statistics import channel_statistics
 from esper.tasks.synthetic_images import SyntheticImages
+from esper.tasks.task_data import TaskData, TaskPart
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.device_info import describe_device

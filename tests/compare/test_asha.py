@@ -170,7 +170,7 @@ def test_a_host_with_fewer_legal_topologies_leaves_the_rest_unused():
     context = ContextSpec(clock="compute", capped=1.0, cap=Range(0.0, 0.0))
     run = searched(context, 4)
     assert state_of(run).searched_E.tolist() == [True, False, False, False] * HOSTS
-    assert run.compute_E == pytest.approx(1.0), "only the bare host"
+    assert run.compute_E == pytest.approx(1.0), "only the host"
     assert (run.result.outcome.blueprint_ES == NO_BLUEPRINT).all()
 
 

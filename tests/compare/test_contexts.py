@@ -1,4 +1,4 @@
-"""Contexts and contenders in `esper compare`: the same contexts for all, what each contender is."""
+"""Contexts and policies in `esper compare`: the same contexts for all, what each policy is."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def table(path: Path, task: str = "synthetic") -> Path:
 
 def test_under_the_compute_clock_larger_networks_train_for_the_same_compute(tmp_path):
     """What would not pay for another batch is left over."""
-    words = [
+    argv = [
         "--task", "synthetic", "--episode-length", "3", "--batches-per-step", "4", "--seeds", "2",
         "--batch-size", "8", "--device", "cpu", "--quiet", "--out", str(tmp_path),
     ]  # fmt: skip
-    assert main(["wait", "static-full:conv_light", *words, "--contexts", "planned"]) == 0
+    assert main(["wait", "static-full:conv_light", *argv, "--contexts", "planned"]) == 0
     found = json.loads((tmp_path / "compare.json").read_text())
-    bare, full = (policy["result"] for policy in found["policies"])
-    assert full["parameters_N"][0] > 2 * bare["parameters_N"][0]
-    assert bare["flops_ratio_N"] == [1.0, 1.0]
+    host, full = (policy["result"] for policy in found["policies"])
+    assert full["parameters_N"][0] > 2 * host["parameters_N"][0]
+    assert host["flops_ratio_N"] == [1.0, 1.0]
     assert all(0.7 < ratio <= 1.0 for ratio in full["flops_ratio_N"])
 
 
@@ -125,7 +125,7 @@ def test_a_folder_of_other_contexts_is_refused(tmp_path):
         compared(tmp_path, "wait", task=replace(TASK, contexts=PLANNED))
 
 
-# ---- contenders --------------------------------------------------------------------------------
+# ---- policies ----------------------------------------------------------------------------------
 
 
 def test_a_table_plants_by_price_with_and_without_a_plan_phase(tmp_path):

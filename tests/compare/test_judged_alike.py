@@ -38,8 +38,8 @@ def found(run, tmp_path_factory) -> dict[str, dict[str, Any]]:
     """What each command found, by policy."""
     out = tmp_path_factory.mktemp("out")
     call(evaluate.main, run, "--envs", HOSTS, "--out", out)
-    words = (*UNLEARNED, f"ppo={run}", f"drawn=sampled:{run}")
-    call(compare.main, *words, *TASK, "--seeds", HOSTS, "--device", "cpu", "--quiet",
+    argv = (*UNLEARNED, f"ppo={run}", f"drawn=sampled:{run}")
+    call(compare.main, *argv, *TASK, "--seeds", HOSTS, "--device", "cpu", "--quiet",
          "--out", out / "compared")  # fmt: skip
     kept = [json.loads(path.read_text()) for path in (out / "compared/policies").iterdir()]
     compared = {record["label"]: record for record in kept}

@@ -12,7 +12,7 @@ from esper.compare.comparison import METRICS, PolicyDone
 from esper.leyline import statistics
 from esper.simic.training.config import TaskConfig
 from support import refused
-from tracker_support import stand_in
+from tracker_support import fake_wandb
 
 TASK = TaskConfig("synthetic", episode_length=4, batches_per_step=1, batch_size=16)
 TINY = Compare(("wait", "static-full:norm"), TASK, seeds=2, device="cpu", quiet=True)
@@ -29,7 +29,7 @@ def settings(out: Path) -> Compare:
 
 
 def test_every_policy_is_reported_with_the_means_of_the_comparison(tmp_path, monkeypatch):
-    library, seen = stand_in(monkeypatch), list[PolicyDone]()
+    library, seen = fake_wandb(monkeypatch), list[PolicyDone]()
     found = compare_policies(settings(tmp_path), on_round=seen.append)
     assert [(one.label, one.round, one.done, one.policies) for one in seen] == [
         ("wait", 0, 1, 2),
@@ -43,8 +43,8 @@ def test_every_policy_is_reported_with_the_means_of_the_comparison(tmp_path, mon
             assert mean == one.means[metric.name] == row[f"{metric.name}/{one.label}"]
 
 
-def test_what_on_round_raises_ends_the_comparison_which_goes_on_from_there(tmp_path, monkeypatch):
-    library, seen = stand_in(monkeypatch), []
+def test_what_on_round_raises_ends_the_comparison_which_resumes_from_there(tmp_path, monkeypatch):
+    library, seen = fake_wandb(monkeypatch), []
 
     def on_round(done: PolicyDone) -> None:
         raise ZeroDivisionError("mine")

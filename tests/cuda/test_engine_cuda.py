@@ -58,7 +58,7 @@ def test_vmap_and_loop_agree_over_a_whole_rollout(seed):
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_exact_is_bit_reproducible(executor, precision):
-    """As told; with graphs in `test_graphs_cuda.py`."""
+    """Eager; with graphs in `test_graphs_cuda.py`."""
     runs = []
     for _ in range(2):
         engine = engine_on_gpu(executor=executor, precision=precision, graphs="off")

@@ -1,6 +1,6 @@
-"""Captured CUDA graphs: what a replay computes is what the same work computes when it is told.
+"""Captured CUDA graphs: what a replay computes is what the same work computes eagerly.
 
-The stand-in of `graph_support` runs the same padded plans in the same buffers without a graph, so
+The fake of `graph_support` runs the same padded plans in the same buffers without a graph, so
 that under `exact` nothing but the capture differs: both must agree bit for bit.
 """
 
@@ -302,13 +302,13 @@ def changing_shapes(cache: GraphCache) -> tuple[Population, list[int]]:
 
 
 def test_dropped_graphs_are_captured_again_and_memory_does_not_grow():
-    cache, stand_in = cuda_cache(limit=1), GraphCache(Rerun(), limit=1)
+    cache, rerun = cuda_cache(limit=1), GraphCache(Rerun(), limit=1)
     population, used = changing_shapes(cache)
     assert cache.on, cache.problem
     assert cache.captures >= 12, "one graph is held at a time"
     assert used[-1] <= used[2] + 2**21
-    assert_same(state_of(population), state_of(changing_shapes(stand_in)[0]))
-    assert stand_in.captures == cache.captures
+    assert_same(state_of(population), state_of(changing_shapes(rerun)[0]))
+    assert rerun.captures == cache.captures
 
 
 # ---- the engine ---------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def test_auto_is_on_for_cuda_with_vmap_and_with_loop_for_plans_that_stay():
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_episodes_of_random_growth_are_the_stand_ins_bit_for_bit(precision):
+def test_episodes_of_random_growth_are_those_without_graphs_bit_for_bit(precision):
     """Resets, new banks, stages, ramps, coalitions: two rounds, other growth in each."""
     spec = small_task(episode_length=8, kernel_size=3)
     runs = []

@@ -21,7 +21,8 @@ from cuda_support import (
 from engine_support import histories, random_policy
 from esper.device.graphs import CudaRecorder, GraphCache
 from esper.tasks.objectives import make_objective
-from esper.tasks.spec import PARTS, OwnTargetData, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import PARTS, OwnTargetData, TaskData, TaskPart
 from graph_support import Rerun
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
@@ -49,7 +50,7 @@ def task(loss: Any) -> TaskSpec:
 
 @pytest.mark.parametrize("loss", ["mse", "huber", own])
 def test_replays_of_own_losses_are_the_work_bit_for_bit(loss):
-    """The stand-in runs the same padded plans, without a graph."""
+    """The fake runs the same padded plans, without a graph."""
     runs = []
     for recorder in (CudaRecorder(DEVICE), Rerun()):
         engine = engine_on_gpu(task(loss), executor="vmap")

@@ -29,11 +29,11 @@ WARM, ROUNDS = 30, 100
 Prepare = Callable[[VectorizedPPOTrainer], None]
 
 
-def as_told(trainer: VectorizedPPOTrainer) -> None:
+def eagerly(trainer: VectorizedPPOTrainer) -> None:
     assert not trainer.engine.graph_report().on
 
 
-def with_stand_in(trainer: VectorizedPPOTrainer) -> None:
+def with_rerun(trainer: VectorizedPPOTrainer) -> None:
     """Padded plans in fixed buffers, as graphs have them; replays compute the same work again."""
     trainer.engine.use_graphs(rerun_cache())
 
@@ -76,8 +76,8 @@ def _trained(
 @pytest.mark.parametrize(
     ("device", "precision", "graphs", "prepare"),
     [
-        pytest.param("cpu", "fp32", "off", as_told, id="cpu"),
-        pytest.param("cpu", "fp32", "off", with_stand_in, id="cpu, stand-in"),
+        pytest.param("cpu", "fp32", "off", eagerly, id="cpu"),
+        pytest.param("cpu", "fp32", "off", with_rerun, id="cpu, rerun"),
         pytest.param("cuda", "fp32", "on", with_graphs, id="cuda fp32", marks=NEEDS_CUDA),
         pytest.param("cuda", "bf16", "on", with_graphs, id="cuda bf16", marks=NEEDS_CUDA),
     ],
@@ -101,7 +101,7 @@ def test_2n_rounds_are_n_rounds_and_n_more_from_a_checkpoint(
     assert torch.equal(*hosts)
     for trainer in (rest, whole):
         report = trainer.engine.graph_report()
-        assert report.on == (prepare is not as_told), report.reason
+        assert report.on == (prepare is not eagerly), report.reason
         assert not report.on or report.replays > report.captures > 0
         if prepare is with_graphs:
             acting = trainer.client.agent.graphs

@@ -89,9 +89,9 @@ def test_contributing_shows_a_blueprint():
 
 
 COMMANDS = {
-    "compare": lambda words: read_command_line(Compare, words).check(),
-    "train": lambda words: (
-        read_train_ppo(words[1:]).check() if words[0] == "ppo" else read_train(words[0], words[1:])
+    "compare": lambda argv: read_command_line(Compare, argv).check(),
+    "train": lambda argv: (
+        read_train_ppo(argv[1:]).check() if argv[0] == "ppo" else read_train(argv[0], argv[1:])
     ),
 }
 
@@ -101,12 +101,12 @@ def test_commands_of_pages_with_results_are_understood(name, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").mkdir()
     read = 0
-    for words in shell_lines(DOCS / name):
-        if words[:2] == ["python", "-m"]:
-            words = ["esper", words[2].removeprefix("esper.scripts."), *words[3:]]
-        if words[:1] == ["python"]:
-            assert (ROOT / words[1]).is_file(), words[1]
-        if words[:1] == ["esper"] and words[1] in COMMANDS:
-            COMMANDS[words[1]](words[2:])
+    for argv in shell_lines(DOCS / name):
+        if argv[:2] == ["python", "-m"]:
+            argv = ["esper", argv[2].removeprefix("esper.scripts."), *argv[3:]]
+        if argv[:1] == ["python"]:
+            assert (ROOT / argv[1]).is_file(), argv[1]
+        if argv[:1] == ["esper"] and argv[1] in COMMANDS:
+            COMMANDS[argv[1]](argv[2:])
             read += 1
     assert read

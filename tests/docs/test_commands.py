@@ -29,15 +29,15 @@ BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE + README, flags=re.DOTALL)
 
 
 def commands() -> list[list[str]]:
-    """Every `esper` command as its words, once; `python -m` is spelled the same way."""
+    """Every `esper` command as its arguments, once; `python -m` is spelled the same way."""
     lines = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines()]
     found = []
-    for words in lines:
-        if words[:2] == ["python", "-m"] and words[2].startswith("esper.scripts."):
-            words = ["esper", words[2].removeprefix("esper.scripts."), *words[3:]]
-        if words and Path(words[0]).name == "esper":
-            found.append(words[1:])
-    return [list(words) for words in dict.fromkeys(map(tuple, found))]
+    for argv in lines:
+        if argv[:2] == ["python", "-m"] and argv[2].startswith("esper.scripts."):
+            argv = ["esper", argv[2].removeprefix("esper.scripts."), *argv[3:]]
+        if argv and Path(argv[0]).name == "esper":
+            found.append(argv[1:])
+    return [list(argv) for argv in dict.fromkeys(map(tuple, found))]
 
 
 COMMANDS = commands()
@@ -67,15 +67,15 @@ def trained(tmp_path_factory) -> Path:
     exec(code, names)
     x, y = names["train"]()
     np.savez(root / "data.npz", x=x, y=y)
-    words = [f"{root}/mine.py:model", "--train", f"{root}/data.npz", "--folder", str(root / "runs")]
-    assert grow.main([*words, *GROW]) == 0
+    argv = [f"{root}/mine.py:model", "--train", f"{root}/data.npz", "--folder", str(root / "runs")]
+    assert grow.main([*argv, *GROW]) == 0
     (run,) = (root / "runs").glob("*__grow__*")
     run.rename(run.with_name("GROWN"))
     return root
 
 
 def test_the_pages_show_every_command():
-    assert {words[0] for words in COMMANDS} == set(cli.COMMANDS)
+    assert {argv[0] for argv in COMMANDS} == set(cli.COMMANDS)
     assert len(COMMANDS) > 20
 
 
@@ -92,15 +92,15 @@ def smaller(command: str, flags: list[str]) -> list[str]:
     }.get(command, [])
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch):
+@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+def test_every_command_on_the_pages_works(argv, trained, tmp_path, monkeypatch):
     """Cheap ones are run, made smaller; what trains a controller is read and checked."""
     place = tmp_path / "here"
     shutil.copytree(trained, place)
     monkeypatch.chdir(place)
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
-    command, *flags = words
-    if words[:2] == ["train", "ppo"]:
+    command, *flags = argv
+    if argv[:2] == ["train", "ppo"]:
         read_train_ppo(flags[1:]).check()
         return
     if command == "query" and len(flags) > 1:
@@ -128,10 +128,10 @@ def test_the_tables_are_what_help_says():
 
 
 def test_missing_data_are_told_as_the_founding_command_is_written(tmp_path, monkeypatch, capsys):
-    (words,) = [w for w in COMMANDS if "--telemetry-dir" in w and "ppo" in w]
+    (argv,) = [w for w in COMMANDS if "--telemetry-dir" in w and "ppo" in w]
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
-    assert train.main(words[1:]) == 2
+    assert train.main(argv[1:]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     for word in ("$ESPER_DATA_DIR", "./data", "--data synthetic"):

@@ -31,12 +31,12 @@ def test_the_code_runs_as_written(tmp_path, monkeypatch, capsys):
 def test_commands_are_read():
     (block,) = re.findall(r"```sh\n(.*?)```", TEXT, flags=re.DOTALL)
     read = {
-        "train": lambda words: read_train_ppo(words[1:]).recording.track,
-        "grow": lambda words: read_command_line(Grow, words).track,
-        "compare": lambda words: read_command_line(Compare, words).track,
+        "train": lambda argv: read_train_ppo(argv[1:]).recording.track,
+        "grow": lambda argv: read_command_line(Grow, argv).track,
+        "compare": lambda argv: read_command_line(Compare, argv).track,
     }
     found = [shlex.split(line)[1:] for line in block.splitlines() if line.startswith("esper")]
-    tracked = [read[verb](words) for verb, *words in found]
+    tracked = [read[verb](argv) for verb, *argv in found]
     assert tracked == [("tensorboard", "wandb", "mlflow"), ("tensorboard",), ("mlflow",)]
 
 

@@ -44,11 +44,11 @@ def test_a_thousand_wrong_settings_are_accepted_or_refused_in_one_line(
 @pytest.mark.parametrize("seed", [3, 14, 15, 92, 65, 35])
 def test_a_command_forked_ends_as_one_started_by_hand(seed, commands, run_folder, tmp_path):
     case = make_case(seed)
-    forked = commands.run(case.words, prepared(case, tmp_path / "forked", run_folder))
-    words = map(os.fsencode, (sys.executable, "-m", "esper.scripts.main", *case.words))
+    forked = commands.run(case.argv, prepared(case, tmp_path / "forked", run_folder))
+    argv = map(os.fsencode, (sys.executable, "-m", "esper.scripts.main", *case.argv))
     path = os.pathsep.join(sys.path)
     real = subprocess.run(
-        list(words),
+        list(argv),
         cwd=prepared(case, tmp_path / "real", run_folder),
         capture_output=True,
         stdin=subprocess.DEVNULL,
@@ -56,4 +56,4 @@ def test_a_command_forked_ends_as_one_started_by_hand(seed, commands, run_folder
         timeout=120,
     )
     said = real.stderr.decode(errors="replace")
-    assert (real.returncode, said) == (forked.status, forked.errors), in_words(case.words)
+    assert (real.returncode, said) == (forked.status, forked.errors), in_words(case.argv)

@@ -15,7 +15,7 @@ import esper
 from esper.growing.folder import read_table
 from esper.growing.trainers.program import Program
 from grow_support import every_batch, runs_of, same_weights
-from tracker_support import stand_in
+from tracker_support import fake_wandb
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
 LABELS = (X[:, 0] > 0).long()
@@ -123,7 +123,7 @@ def test_a_killed_search_resumes_bit_for_bit(whole, tmp_path, monkeypatch):
 def test_trackers_and_on_round_get_every_rung_and_networks_are_the_same(
     whole, tmp_path, monkeypatch
 ):
-    library, seen = stand_in(monkeypatch), []
+    library, seen = fake_wandb(monkeypatch), []
     found = grow(tmp_path, track=["wandb"], on_round=seen.append)
     assert [progress.round for progress in seen] == list(range(len(seen)))
     assert library.steps == [progress.round for progress in seen] != []

@@ -28,10 +28,10 @@ def start(out: Path, case: str, executor: str) -> subprocess.CompletedProcess[st
     return run_python(*launcher, script, str(out), case, executor, folder=out)
 
 
-def run_python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_python(*argv: str, folder: Path) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(folder), *sys.path])
     return subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *argv],
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,
@@ -43,10 +43,10 @@ def run_python(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def grown(out: Path, case: str, executor: str, rank: int = 0) -> dict[str, Any]:
     done = start(out, case, executor)
     assert done.returncode == 0, done.stderr
-    return told(out, executor, rank)
+    return reported(out, executor, rank)
 
 
-def told(out: Path, executor: str, rank: int) -> dict[str, Any]:
+def reported(out: Path, executor: str, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((out / f"{executor}-{rank}.json").read_text())
     return found
 
@@ -65,8 +65,8 @@ def alone(tmp_path_factory) -> dict[str, Any]:
 
 def test_two_ranks_find_what_one_process_finds(tmp_path, alone):
     assert_same(grown(tmp_path, "class", "sharded"), alone)
-    other = told(tmp_path, "sharded", 1)
-    assert other["networks"] == told(tmp_path, "sharded", 0)["networks"]
+    other = reported(tmp_path, "sharded", 1)
+    assert other["networks"] == reported(tmp_path, "sharded", 0)["networks"]
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [Path(other["folder"]).name]
     assert (alone["stages"] > 0, other["stages"]) == (True, 0), "rank 0 alone calls back"
 
@@ -80,7 +80,7 @@ def test_all_ranks_start_from_the_weights_of_rank_0(tmp_path):
 def test_a_stopped_search_resumes_with_and_without_ranks(tmp_path, alone):
     stopped = grown(tmp_path, "stopped", "sharded")
     assert not stopped["complete"]
-    assert told(tmp_path, "sharded", 1)["networks"] == stopped["networks"]
+    assert reported(tmp_path, "sharded", 1)["networks"] == stopped["networks"]
     resumed = grown(tmp_path, "resumed", "auto")
     assert_same(resumed, alone)
 
@@ -106,9 +106,9 @@ def test_the_page_shows_a_script_that_works(tmp_path):
 
 
 def test_the_command_prints_once(tmp_path):
-    words = ["grow", "--demo", "--executor", "sharded", "--host-runs", "1", "--epochs", "0.2",
+    argv = ["grow", "--demo", "--executor", "sharded", "--host-runs", "1", "--epochs", "0.2",
              "--widths", "1", "--device", "cpu", "--quiet"]  # fmt: skip
-    done = run_python(*TORCHRUN, "-m", "esper", *words, folder=tmp_path)
+    done = run_python(*TORCHRUN, "-m", "esper", *argv, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("report: ") == 1
     assert len(list((tmp_path / "runs").iterdir())) == 1

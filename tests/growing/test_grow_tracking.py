@@ -11,7 +11,7 @@ from torch import nn
 import esper
 from grow_support import runs_of
 from support import refused
-from tracker_support import stand_in
+from tracker_support import fake_wandb
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ def same_networks(one: Path, two: Path) -> bool:
 def test_networks_are_the_same_with_a_tracker_and_it_gets_what_on_round_gets(
     tmp_path, plain, monkeypatch, fails
 ):
-    library, seen = stand_in(monkeypatch, fails, after=1), []
+    library, seen = fake_wandb(monkeypatch, fails, after=1), []
     result = grow(tmp_path, track=["wandb"], on_round=seen.append)
     assert runs_of(result.folder) == runs_of(plain.folder)
     assert same_networks(result.folder, plain.folder)
@@ -59,7 +59,7 @@ def test_networks_are_the_same_with_a_tracker_and_it_gets_what_on_round_gets(
 def test_what_on_round_raises_ends_the_search_which_resumes_without_loss(
     tmp_path, plain, monkeypatch
 ):
-    library, seen = stand_in(monkeypatch), []
+    library, seen = fake_wandb(monkeypatch), []
 
     def on_round(progress) -> None:
         seen.append(progress.round)

@@ -123,7 +123,7 @@ def test_a_search_that_is_over_stays_as_it_is(whole):
     assert results(disk) == before
 
 
-def test_a_larger_budget_goes_on_from_there(tmp_path):
+def test_a_larger_budget_resumes_from_there(tmp_path):
     _, disk = searched(tmp_path, runs=4.0)
     known, trainer = disk.read().rows, CountingTrainer()
     make_search(disk, runs=9.0, trainer=trainer).run(disk.read())
@@ -255,7 +255,7 @@ def test_the_second_ctrl_c_ends_it_at_once(tmp_path):
     assert make_search(disk).run(disk.read())
 
 
-def test_a_cut_run_with_outputs_that_are_not_finite_yet_goes_on(tmp_path):
+def test_a_cut_run_with_outputs_that_are_not_finite_yet_resumes(tmp_path):
     disk = Disk(tmp_path)
 
     class Early(CountingTrainer):

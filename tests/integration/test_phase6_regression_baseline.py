@@ -117,7 +117,7 @@ def test_the_same_seed_is_the_same_run_and_its_events():
     assert untimed(one.history) == untimed(two.history)
     assert same_agents(one.trainer.client.agent, two.trainer.client.agent)
     for level in LEVELS:
-        told, again = (
+        reported, again = (
             [
                 replace(event, wall_time=0.0)
                 for event in run.events[level]
@@ -125,7 +125,7 @@ def test_the_same_seed_is_the_same_run_and_its_events():
             ]
             for run in (one, two)
         )
-        assert told == again
+        assert reported == again
 
 
 # ---- a scripted run, the same on every machine -------------------------------------------------

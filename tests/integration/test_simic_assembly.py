@@ -114,8 +114,8 @@ def test_the_command_trains_the_same_controller(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = tiny_config(rounds=1, envs=2)
     (tmp_path / "config.json").write_text(_as_json(config))
-    words = ["ppo", "--config", "config.json", "--evaluation-envs", "1", "--quiet"]
-    assert train.main(words) == 0, capsys.readouterr().err
+    argv = ["ppo", "--config", "config.json", "--evaluation-envs", "1", "--quiet"]
+    assert train.main(argv) == 0, capsys.readouterr().err
     (run,) = Path("runs").iterdir()
     newest = sorted((run / "checkpoints").iterdir())[-1]
     agent, _ = train_ppo_vectorized(config)
@@ -149,8 +149,8 @@ def test_what_is_refused_while_it_is_assembled_leaves_no_folder_and_no_event(tmp
 def test_a_refused_resume_leaves_the_settings_of_the_session_before(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(_as_json(tiny_config(rounds=2, envs=2)))
-    words = ["ppo", "--config", "config.json", "--evaluation-envs", "1", "--quiet"]
-    assert train.main(words) == 0, capsys.readouterr().err
+    argv = ["ppo", "--config", "config.json", "--evaluation-envs", "1", "--quiet"]
+    assert train.main(argv) == 0, capsys.readouterr().err
     (run,) = Path("runs").iterdir()
     before = {path: path.read_bytes() for path in run.glob("*.json")}
     assert train.main(["ppo", "--resume", str(run), "--rounds", "1", "--telemetry", "off"]) == 2

@@ -51,13 +51,13 @@ sys.exit(main())
 """
 
 
-def esper(*words: str, cwd: Path, track: bool = True) -> None:
+def esper(*argv: str, cwd: Path, track: bool = True) -> None:
     """Run a command with all trackers that are installed; it may not use the network."""
     flags = ["--track", *INSTALLED] if track else []
     tracking = ("WANDB", "MLFLOW")
     env = {k: v for k, v in os.environ.items() if not k.startswith(tracking)}
     done = subprocess.run(
-        [sys.executable, "-c", GUARD, *words, *flags],
+        [sys.executable, "-c", GUARD, *argv, *flags],
         cwd=cwd, env=env, check=False, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -110,8 +110,8 @@ def compared(tmp_path_factory) -> Path:
     if not INSTALLED:
         pytest.skip("no tracker is installed")
     root = tmp_path_factory.mktemp("compare")
-    words = [*TINY, "--seeds", "2", "--quiet", "--out", "out"]
-    esper("compare", "wait", "fixed:r0c0=norm,r0c1=norm", *words, cwd=root)
+    argv = [*TINY, "--seeds", "2", "--quiet", "--out", "out"]
+    esper("compare", "wait", "fixed:r0c0=norm,r0c1=norm", *argv, cwd=root)
     return root / "out"
 
 

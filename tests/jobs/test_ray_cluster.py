@@ -61,10 +61,10 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     (token := home / "token").write_text("3f" * 32)
     ports = ["--port", str(free_port()), "--ray-client-server-port", str(port)]
     size = ["--num-cpus", "2", "--num-gpus", "1", "--include-dashboard", "false"]
-    words = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"]
+    argv = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"]
     with (home / "log").open("wb") as log:
         head = subprocess.Popen(
-            [*words, *ports, *size, "--temp-dir", str(folder)],
+            [*argv, *ports, *size, "--temp-dir", str(folder)],
             env=environment(home, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token)),
             stdout=log,
             stderr=log,
@@ -82,8 +82,8 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(cluster: Cluster, home: Path, *words: str, **more: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *words]
+def run(cluster: Cluster, home: Path, *argv: str, **more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, *argv]
     pipe = subprocess.PIPE
     env = environment(home, **more)
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
@@ -92,15 +92,15 @@ def run(cluster: Cluster, home: Path, *words: str, **more: str) -> subprocess.Po
 def test_a_comparison_on_a_cluster_that_asks_for_a_token_is_that_of_one_process(cluster, tmp_path):
     one, out = tmp_path / "one", tmp_path / "ray"
     finish(run(cluster, tmp_path, "-m", "esper", *COMPARE, "--out", str(one)))
-    words = [*COMPARE, "--on", cluster.address, "--processes", "2", "--out", str(out)]
+    argv = [*COMPARE, "--on", cluster.address, "--processes", "2", "--out", str(out)]
     path = str(cluster.token)
-    finish(run(cluster, tmp_path, "-m", "esper", *words, RAY_AUTH_TOKEN_PATH=path))
+    finish(run(cluster, tmp_path, "-m", "esper", *argv, RAY_AUTH_TOKEN_PATH=path))
     assert compared(out) == compared(one)
 
 
 def test_without_the_token_of_the_cluster_one_line_says_what_to_set(cluster, tmp_path):
-    words = [*COMPARE, "--on", cluster.address, "--quiet", "--out", str(tmp_path / "out")]
-    command = run(cluster, tmp_path, "-m", "esper", *words)
+    argv = [*COMPARE, "--on", cluster.address, "--quiet", "--out", str(tmp_path / "out")]
+    command = run(cluster, tmp_path, "-m", "esper", *argv)
     _, errors = command.communicate(timeout=200)
     assert command.returncode == 2
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]

@@ -18,7 +18,7 @@ SIX = ("r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2")
 def mixed(
     executor: str, device: str = "cpu", optim: OptimConfig | None = None, kind: str = "cnn"
 ) -> Population:
-    """Five members with seeds of all kinds in all stages, one member bare."""
+    """Five members with seeds of all kinds in all stages, one member without seeds."""
     if kind == "cnn":
         return mixed_cnn(executor, device, optim)
     p = make_population(5, executor, device=device, optim=optim, kind=kind)

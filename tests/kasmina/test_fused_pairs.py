@@ -38,9 +38,9 @@ def test_joined_segments_train_bit_for_bit_as_one_after_the_other(stages, seed):
     one, two = grown(stages, joined=True), grown(stages, joined=False)
     for step in range(2):
         x, target = batch(2, seed=seed + step)
-        told, wanted = one.train_batch(x, target), two.train_batch(x, target)
-        assert torch.equal(told.loss_E, wanted.loss_E)
-        assert torch.equal(told.host_grad_norm_E, wanted.host_grad_norm_E)
+        reported, wanted = one.train_batch(x, target), two.train_batch(x, target)
+        assert torch.equal(reported.loss_E, wanted.loss_E)
+        assert torch.equal(reported.host_grad_norm_E, wanted.host_grad_norm_E)
     assert torch.equal(one.network.host.flat_EP, two.network.host.flat_EP)
     for key, bank in one.network.banks.items():
         assert torch.equal(bank.flat_EP, two.network.banks[key].flat_EP)

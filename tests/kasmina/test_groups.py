@@ -27,7 +27,7 @@ EXPECTED = {
 def with_seed(
     stage: SeedStage, style: BlendStyle = BlendStyle.ADD, kind: str = "cnn", **settings
 ) -> Population:
-    """Member 0 bare, member 1 with a seed (cnn: conv_light) in its second slot at `stage`."""
+    """Member 0 has no seed, member 1 one (cnn: conv_light) in its second slot at `stage`."""
     population = make_population(members=2, kind=kind, **settings)
     slot, name = population.slots[1], KINDS[kind].seed
     if stage is SeedStage.PRUNED:

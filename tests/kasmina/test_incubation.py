@@ -57,7 +57,7 @@ def life_of(population: Population, kind: str) -> dict[str, torch.Tensor]:
 
 
 @cache
-def life_of_bare(executor: str, kind: str, device: str) -> dict[str, torch.Tensor]:
+def life_of_host(executor: str, kind: str, device: str) -> dict[str, torch.Tensor]:
     """What becomes of the same population without seeds."""
     return life_of(make_population(3, executor, device=device, kind=kind), kind)
 
@@ -86,7 +86,7 @@ def incubating(
 def test_host_trains_as_if_the_seed_were_not_there(executor, kind, name, style, device):
     """Outputs, losses, parameters and running statistics."""
     grown = incubating(executor, name, style, device, kind)
-    assert_same_state(executor, life_of_bare(executor, kind, device), life_of(grown, kind))
+    assert_same_state(executor, life_of_host(executor, kind, device), life_of(grown, kind))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_nan_in_an_incubating_seed_stays_there(executor, kind, device):
     name = KINDS[kind].seed
     grown = incubating(executor, name, BlendStyle.ADD, device, kind)
     poison(grown, "r0c0", name, member=1)
-    assert_same_state(executor, life_of_bare(executor, kind, device), life_of(grown, kind))
+    assert_same_state(executor, life_of_host(executor, kind, device), life_of(grown, kind))
     bank_key = (0, grown.blueprints.index(name))
     bank = grown.network.banks[bank_key].flat_EP.detach()
     assert torch.isnan(bank[1]).all()

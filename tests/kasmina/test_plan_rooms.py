@@ -1,4 +1,4 @@
-"""Rooms of padded plans over many rounds, of a population that grows from bare hosts each time."""
+"""Buffers of padded plans over many rounds of a population that starts without seeds each time."""
 
 from __future__ import annotations
 

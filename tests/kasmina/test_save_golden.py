@@ -58,8 +58,8 @@ def story(population: Population) -> dict[str, list[float]]:
     loss = population.train_batch(x, y).loss_E
     after = population.evaluate(x, y).loss_R
     population.end_step(good_signals(population))
-    told = {"outputs": out, "loss": loss, "after": after}
-    return {name: value.flatten().tolist() for name, value in told.items()}
+    reported = {"outputs": out, "loss": loss, "after": after}
+    return {name: value.flatten().tolist() for name, value in reported.items()}
 
 
 def make() -> None:

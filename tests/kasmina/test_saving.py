@@ -65,19 +65,19 @@ def stories(tmp_path_factory):
     populations = {make: every_stage(*make) for make in MAKES}
     for number, population in enumerate(populations.values()):
         population.save(top / str(number))
-    told = in_fresh_process(f"population_stories({str(top)!r}, {len(MAKES)})")
-    return {make: (populations[make], story) for make, story in zip(MAKES, told, strict=True)}
+    reported = in_fresh_process(f"population_stories({str(top)!r}, {len(MAKES)})")
+    return {make: (populations[make], story) for make, story in zip(MAKES, reported, strict=True)}
 
 
 @pytest.mark.parametrize(("executor", "kind"), MAKES)
-def test_a_population_goes_on_in_a_fresh_process_bit_for_bit(executor, kind, stories):
+def test_a_population_resumes_in_a_fresh_process_bit_for_bit(executor, kind, stories):
     """Outputs, eight steps of training with every operation, and the next round."""
-    p, told = stories[executor, kind]
+    p, reported = stories[executor, kind]
     expected = {f"at once {name}": value for name, value in bits(p).items()}
     expected |= raw({"outputs": outputs(p)}) | raw(train_on(p))
     expected |= bits(p) | next_round(p)
-    assert told.keys() == expected.keys()
-    assert [name for name in expected if told[name] != expected[name]] == []
+    assert reported.keys() == expected.keys()
+    assert [name for name in expected if reported[name] != expected[name]] == []
 
 
 def test_a_member_in_a_fresh_process_gives_the_same_output_bit_for_bit(tmp_path):
@@ -85,11 +85,11 @@ def test_a_member_in_a_fresh_process_gives_the_same_output_bit_for_bit(tmp_path)
     for index in range(FIVE):
         p.member(index).save(tmp_path / str(index))
     seen: set[SeedStage] = set()
-    for index, told in enumerate(in_fresh_process(f"member_stories({str(tmp_path)!r})")):
+    for index, reported in enumerate(in_fresh_process(f"member_stories({str(tmp_path)!r})")):
         model = p.member(index)
         expected = raw({"outputs": outputs(model)}) | raw(dict(model.named_parameters()))
         expected |= {"reports": repr(model.reports), "member": str(index)}
-        assert told == expected
+        assert reported == expected
         seen |= {report.stage for report in model.reports}
     assert seen == set(SeedStage)
 

@@ -141,9 +141,9 @@ def test_any_number_of_ranks_equals_loop(tmp_path, ranks: int):
 def test_all_ranks_end_with_one_line(tmp_path, name: str, says: str, lines: int):
     done = start_ranks(RANKS, tmp_path, name)
     assert done.returncode == 2
-    told = done.stderr.strip().splitlines()
-    assert len(told) == lines, done.stderr
-    assert all(says in line for line in told)
+    reported = done.stderr.strip().splitlines()
+    assert len(reported) == lines, done.stderr
+    assert all(says in line for line in reported)
 
 
 def test_outside_of_torchrun_is_one_line(monkeypatch):

@@ -133,7 +133,7 @@ def test_outputs_are_those_of_the_snapshot_and_plans_are_rebuilt():
     assert torch.allclose(after[[1, 2]], now[[1, 2]], atol=1e-6)
 
 
-def test_the_version_grows_though_nothing_stood_in_the_slots():
+def test_the_version_grows_though_the_slots_were_empty():
     population = make_population(E)
     snapshots = MemberSnapshots(population)
     snapshots.take(mask(0))

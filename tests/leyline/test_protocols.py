@@ -100,19 +100,19 @@ class Diary:
     """A listener that keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        self.told.append(f"round {round_index}: {members} members")
+        self.reported.append(f"round {round_index}: {members} members")
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        self.told.append(type(payload).__name__)
+        self.reported.append(type(payload).__name__)
 
     def on_step(self, record: StepRecord) -> None:
-        self.told.append(f"step {record.signals.step}")
+        self.reported.append(f"step {record.signals.step}")
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
-        self.told.append(f"end {rollout.round_index}")
+        self.reported.append(f"end {rollout.round_index}")
 
 
 class Memory:
@@ -190,7 +190,7 @@ def test_one_step_is_told_end_to_end(build):
     diary.on_step(record)
     rollout = build(Rollout, {"final_state": state})
     diary.on_round_end(rollout)
-    assert diary.told == ["round 0: 3 members", "step 0", "end 0"]
+    assert diary.reported == ["round 0: 3 members", "step 0", "end 0"]
     assert record.rewards.total.tolist() == pytest.approx([0.24, -0.26, -0.01])
     assert policy.rewards[0].tolist() == record.rewards.total.tolist()
     assert policy.terminals[0].all()

@@ -186,19 +186,19 @@ def leaves():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "said"),
     [
         (("mine.py:Net", "--train", "mine.py:data"), "model Net fails: SystemExit at mine.py:11"),
         (("mine.py:Net", "--train", "mine.py:leaves"), "leaves fails: SystemExit at mine.py"),
         (("mine.py:leaves", "--train", "mine.py:data"), "SystemExit at mine.py:13"),
     ],
 )  # fmt: skip
-def test_models_and_data_cannot_end_a_command(words, said, tmp_path, monkeypatch, capsys):
+def test_models_and_data_cannot_end_a_command(argv, said, tmp_path, monkeypatch, capsys):
     from esper.scripts.grow import main
 
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MODEL)
-    assert main([*words, "--quiet"]) == 2
+    assert main([*argv, "--quiet"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert said in line

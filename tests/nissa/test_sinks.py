@@ -181,7 +181,7 @@ def test_flushed_events_are_readable_while_the_run_goes_on(kind, tmp_path, numbe
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_a_run_that_goes_on_adds_to_what_lies_there(kind, tmp_path, numbered):
+def test_a_resumed_run_adds_to_what_is_there(kind, tmp_path, numbered):
     for start in (0, 5):
         sink = sink_at(kind, tmp_path)
         for i in range(start, start + 5):

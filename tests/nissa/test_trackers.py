@@ -15,7 +15,7 @@ from esper.nissa.trackers import tracking as tracking_module
 from esper.nissa.trackers.names import LIBRARIES, require_trackers
 from esper.nissa.trackers.tracking import track_run
 from support import refused
-from tracker_support import stand_in
+from tracker_support import fake_wandb
 
 
 def track(folder: Path, steps: range, first_step: int = 0) -> None:
@@ -28,7 +28,7 @@ def track(folder: Path, steps: range, first_step: int = 0) -> None:
 def test_every_figure_arrives_once_as_it_was_and_what_was_not_measured_is_left_out(
     tmp_path, monkeypatch
 ):
-    library = stand_in(monkeypatch)
+    library = fake_wandb(monkeypatch)
     track(tmp_path, range(3))
     (rows,) = library.rows.values()
     assert rows == [(step, {"score": step / 3}) for step in range(3)]
@@ -36,7 +36,7 @@ def test_every_figure_arrives_once_as_it_was_and_what_was_not_measured_is_left_o
 
 
 def test_a_resumed_run_continues_under_its_id_without_steps_that_were_sent(tmp_path, monkeypatch):
-    library = stand_in(monkeypatch)
+    library = fake_wandb(monkeypatch)
     track(tmp_path, range(3))
     track(tmp_path, range(5), first_step=2)
     assert library.steps == [0, 1, 2, 3, 4]
@@ -44,7 +44,7 @@ def test_a_resumed_run_continues_under_its_id_without_steps_that_were_sent(tmp_p
 
 @pytest.mark.parametrize("fails", ["init", "log", "finish"])
 def test_a_tracker_that_raises_is_switched_off_with_one_line(tmp_path, monkeypatch, caplog, fails):
-    library = stand_in(monkeypatch, fails)
+    library = fake_wandb(monkeypatch, fails)
     with caplog.at_level(logging.WARNING):
         track(tmp_path, range(3))
     (said,) = caplog.messages
@@ -55,7 +55,7 @@ def test_a_tracker_that_raises_is_switched_off_with_one_line(tmp_path, monkeypat
 
 
 def test_what_a_tracker_missed_while_it_was_off_is_sent_by_the_next_session(tmp_path, monkeypatch):
-    library = stand_in(monkeypatch, "log", after=1)
+    library = fake_wandb(monkeypatch, "log", after=1)
     track(tmp_path, range(3))
     assert library.steps == [0]
     library.fails = ""
@@ -64,7 +64,7 @@ def test_what_a_tracker_missed_while_it_was_off_is_sent_by_the_next_session(tmp_
 
 
 def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch, caplog):
-    library = stand_in(monkeypatch, "hang")
+    library = fake_wandb(monkeypatch, "hang")
     monkeypatch.setattr(tracking_module.Tracking.close, "__defaults__", (0.1,))
     began = time.monotonic()
     track(tmp_path, range(3))
@@ -74,7 +74,7 @@ def test_a_tracker_that_hangs_is_left_behind(tmp_path, monkeypatch, caplog):
 
 
 def test_a_damaged_state_switches_the_tracker_off(tmp_path, monkeypatch, caplog):
-    stand_in(monkeypatch)
+    fake_wandb(monkeypatch)
     (tmp_path / "trackers").mkdir()
     (tmp_path / "trackers" / "wandb.json").write_text("{")
     track(tmp_path, range(3))
@@ -83,7 +83,7 @@ def test_a_damaged_state_switches_the_tracker_off(tmp_path, monkeypatch, caplog)
 
 
 def test_how_the_run_ended_is_passed_on(tmp_path, monkeypatch):
-    library = stand_in(monkeypatch)
+    library = fake_wandb(monkeypatch)
     with pytest.raises(KeyboardInterrupt), track_run(["wandb"], tmp_path, "x", {}):
         raise KeyboardInterrupt
     assert library.exit_codes == [1]

@@ -189,16 +189,16 @@ def test_rent_is_a_multiple_of_what_growth_costs(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkeypatch, counted):
+def test_a_comparison_that_was_cut_off_resumes_where_it_stopped(tmp_path, monkeypatch, counted):
     """Cut at the third policy; the first two are not computed again, and nothing differs."""
     policies = ("wait", "random", "static-full:norm")
     whole = compared(tmp_path / "whole", *policies)
     real = policy_jobs.run_population
 
-    def cut(config, contender, *rest):
-        if contender.label == "static-full:norm":
+    def cut(config, entry, *rest):
+        if entry.label == "static-full:norm":
             raise KeyboardInterrupt
-        return real(config, contender, *rest)
+        return real(config, entry, *rest)
 
     monkeypatch.setattr(policy_jobs, "run_population", cut)
     with pytest.raises(KeyboardInterrupt):
@@ -215,7 +215,7 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_comparison_that_was_killed_goes_on_where_it_stopped(tmp_path):
+def test_a_comparison_that_was_killed_resumes_where_it_stopped(tmp_path):
     """kill -9 while the second policy runs; the third time everything is there already."""
     policies = ("wait", "random", "static-full:norm")
     long = (*FLAGS, "--episode-length", "60", "--quiet")

@@ -31,12 +31,12 @@ class Setting:
     flag: str
     values: st.SearchStrategy
 
-    def words(self, value: object) -> list[str]:
+    def argv(self, value: object) -> list[str]:
         if isinstance(value, bool):
             return [self.flag if value else self.flag.replace("--", "--no-", 1)]
         if isinstance(value, Schedule):
-            told = [value.start, value.end, value.steps] if value.steps else [value.start]
-            return [self.flag, *map(str, told)]
+            reported = [value.start, value.end, value.steps] if value.steps else [value.start]
+            return [self.flag, *map(str, reported)]
         if isinstance(value, tuple):
             return [self.flag, *map(str, value)]
         return [self.flag, str(value)]
@@ -96,13 +96,13 @@ def test_flags_win_then_the_file_then_the_preset_at_length(name, in_file, in_fla
 
 
 def check_order(name, in_file, in_flags, has_file):
-    words = [w for s in SETTINGS if s.path in in_flags for w in s.words(in_flags[s.path])]
+    argv = [w for s in SETTINGS if s.path in in_flags for w in s.argv(in_flags[s.path])]
     with TemporaryDirectory() as folder:
         if has_file:
             path = Path(folder) / "mine.json"
             path.write_text(json.dumps(nested(in_file)))
-            words = ["--config", str(path), *words]
-        read = read_train_ppo([*words, *(["--preset", name] if name else [])])
+            argv = ["--config", str(path), *argv]
+        read = read_train_ppo([*argv, *(["--preset", name] if name else [])])
     said = (in_file if has_file else {}) | in_flags
     rounds = said.get("rounds", TrainingConfig().rounds)
     base = preset(name or "digits_impaired", rounds)
@@ -181,8 +181,8 @@ def test_a_flag_is_found_before_the_line_is_read():
     assert flag_value(line, "--seed") is None
     assert flag_value(line, "--resume") is None
     assert flag_value([], "--task") is None
-    for words in (["--run_name", "x"], ["--run_name=x"], ["--run-name", "x"]):
-        assert flag_value(words, "--run-name") == read_train_ppo(words).run_name == "x"
+    for argv in (["--run_name", "x"], ["--run_name=x"], ["--run-name", "x"]):
+        assert flag_value(argv, "--run-name") == read_train_ppo(argv).run_name == "x"
     assert int_flag_value(["--rounds", "many"], "--rounds") is None
     assert insert_flag_value(["--quiet", "--resume"], "--resume", "x") == [
         "--quiet",

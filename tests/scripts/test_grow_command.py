@@ -239,10 +239,10 @@ def test_a_run_is_shown_with_its_settings(run, monkeypatch, capsys):
     for words in (result.verdict, "host runs 5", "finished", "cross_entropy", "test accuracy"):
         assert words in said
     assert show.main([str(run), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["kind"], told["state"], told["seed"]) == ("grow", "finished", 0)
-    assert told["result"]["pick"] == result.record.pick
-    assert told["settings"]["metric"] == "accuracy"
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["kind"], reported["state"], reported["seed"]) == ("grow", "finished", 0)
+    assert reported["result"]["pick"] == result.record.pick
+    assert reported["settings"]["metric"] == "accuracy"
 
 
 def test_runs_are_listed_with_their_state(run, copy, capsys):

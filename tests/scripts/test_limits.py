@@ -65,13 +65,13 @@ def test_flags_beyond_any_machine_are_one_short_line(flags, says, capsys, tmp_pa
 
 def test_other_commands_are_as_short(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for main, words, says in (
+    for main, argv, says in (
         (compare.main, ("wait", "--seeds", 10**400), "--seeds <int, about 400 digits>: must be"),
         (compare.main, ("wait", "--envs", 10**20), "must be 1,000,000 or less"),
         (compare.main, (LONG,), "unknown policy"),
         (evaluate.main, (LONG,), "File name too long"),
     ):
-        assert main([str(word) for word in words]) == REFUSED
+        assert main([str(word) for word in argv]) == REFUSED
         said = capsys.readouterr().err
         assert says in said
         assert said.count("\n") == 1

@@ -10,8 +10,8 @@ import esper
 from esper.scripts.main import COMMANDS, main
 
 
-def call(monkeypatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["esper", *words])
+def call(monkeypatch, *argv: str) -> int:
+    monkeypatch.setattr("sys.argv", ["esper", *argv])
     return main()
 
 
@@ -68,7 +68,7 @@ def test_help_names_its_command_and_loads_no_torch():
     helps = done.stdout.split("help of")[1:]
     assert len(helps) == len(QUICK)
     for said in helps:
-        words, first, *_ = said.splitlines()
-        assert "usage: esper" in first, words
-        assert words.strip() in first
-        assert said.splitlines()[-1] == "loaded []", words
+        argv, first, *_ = said.splitlines()
+        assert "usage: esper" in first, argv
+        assert argv.strip() in first
+        assert said.splitlines()[-1] == "loaded []", argv

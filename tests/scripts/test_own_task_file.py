@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from esper.kasmina import blueprint
 from esper.leyline import InjectionSpec
-from esper.tasks.spec import TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData, TaskPart
 
 
 class Block(nn.Module):

@@ -50,8 +50,8 @@ def nothing_plugged(monkeypatch):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **group: [])
 
 
-def call(monkeypatch, *words: str) -> int:
-    monkeypatch.setattr("sys.argv", ["esper", *words])
+def call(monkeypatch, *argv: str) -> int:
+    monkeypatch.setattr("sys.argv", ["esper", *argv])
     return main()
 
 

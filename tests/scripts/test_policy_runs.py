@@ -56,7 +56,7 @@ def results(run: Path) -> list:
     return [rounds, report, read_members(members_dir(run))]
 
 
-def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path, capsys):
+def test_a_run_resumes_as_if_it_had_never_stopped(tmp_path, capsys):
     """One round and one more against two at once; a random policy draws at every step."""
     assert call("random", *TINY, "--rounds", 2, "--runs", tmp_path / "whole") == 0
     assert call("random", *TINY, "--rounds", 1, "--runs", tmp_path / "parts") == 0

@@ -57,12 +57,12 @@ class Commands(RunServer):
         super().close()
 
     def run(
-        self, cwd: Path, *words: object, stdin: str = os.devnull, stdout: str = "", stderr: str = ""
+        self, cwd: Path, *argv: object, stdin: str = os.devnull, stdout: str = "", stderr: str = ""
     ) -> Job:
-        """`esper WORDS`; streams without a name go to the job's files."""
+        """`esper ARGV`; streams without a name go to the job's files."""
         output, errors = self.place()
         pid = self.ask(
-            words=[*map(str, words)],
+            argv=[*map(str, argv)],
             cwd=str(cwd),
             descriptors=[stdin, stdout or str(output), stderr or str(errors)],
         )
@@ -99,8 +99,8 @@ def names(folder: Path) -> set[str]:
 @pytest.mark.slow
 def test_a_reader_that_left_costs_no_result(commands, tmp_path):
     """`esper train wait --quiet ... | true`"""
-    words = ("train", "wait", *TINY, "--quiet", "--out", "o")
-    assert commands.run(tmp_path, *words, stdout="broken", stderr="broken").wait() == 0
+    argv = ("train", "wait", *TINY, "--quiet", "--out", "o")
+    assert commands.run(tmp_path, *argv, stdout="broken", stderr="broken").wait() == 0
     assert names(tmp_path / "o") == {"train_wait_synthetic.json"}
 
 
@@ -134,12 +134,12 @@ def test_no_other_command_loses_anything_either(commands, tmp_path, stream):
         ("tasks",): set(),
         ("doctor", "--task", "synthetic", "--envs", "2", "--device", "cpu"): set(),
     }
-    for number, (words, files) in enumerate(expected.items()):
+    for number, (argv, files) in enumerate(expected.items()):
         place = tmp_path / str(number)
         place.mkdir()
-        job = commands.run(place, *words, stdout=stream)
-        assert job.wait() == (1 if stream == FULL else 0), words
-        assert job.errors.read_text().count("\n") == (1 if stream == FULL else 0), words
+        job = commands.run(place, *argv, stdout=stream)
+        assert job.wait() == (1 if stream == FULL else 0), argv
+        assert job.errors.read_text().count("\n") == (1 if stream == FULL else 0), argv
         assert not files or names(place / "o") == files
 
 
@@ -178,8 +178,8 @@ class Terminal:
 def test_a_terminal_that_closes_stops_the_learner_as_sigterm_does(commands, tmp_path):
     """The display is live; the kernel sends SIGHUP, and writing gives EIO from then on."""
     terminal = Terminal()
-    words = ("train", "ppo", *TINY, "--rounds", "5000")
-    job = commands.run(tmp_path, *words, stdout=terminal.name, stderr=terminal.name)
+    argv = ("train", "ppo", *TINY, "--rounds", "5000")
+    job = commands.run(tmp_path, *argv, stdout=terminal.name, stderr=terminal.name)
     terminal.read_until(b"round 2/5000")
     terminal.close()
     assert job.wait() == 0
@@ -193,9 +193,9 @@ def test_a_run_outlives_a_terminal_that_sends_no_signal(commands, tmp_path):
     """As under `setsid`: only writing fails, in the middle of a live display."""
     terminal = Terminal()
     other = Terminal()  # the session's own, so that the first one's end is no hangup
-    words = ("train", "wait", *TINY, "--rounds", "10", "--out", "o")
+    argv = ("train", "wait", *TINY, "--rounds", "10", "--out", "o")
     job = commands.run(
-        tmp_path, *words, stdin=other.name, stdout=terminal.name, stderr=terminal.name
+        tmp_path, *argv, stdin=other.name, stdout=terminal.name, stderr=terminal.name
     )
     terminal.read_until(b"round 1/10")
     terminal.close()

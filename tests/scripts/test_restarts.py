@@ -106,10 +106,10 @@ from esper.scripts.train.restarts import this_agent; print(this_agent())
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_agent_is_the_process_above_all_that_have_the_environment_of_a_worker(wrapped):
     worker = os.environ | {"TORCHELASTIC_RESTART_COUNT": "0"}
-    words = [sys.executable, "-c", ASK]
+    argv = [sys.executable, "-c", ASK]
     if wrapped:
-        words = ["sh", "-c", '"$@"; exit $?', "sh", *words]
-    ran = subprocess.run(words, env=worker, capture_output=True, text=True, check=True)
+        argv = ["sh", "-c", '"$@"; exit $?', "sh", *argv]
+    ran = subprocess.run(argv, env=worker, capture_output=True, text=True, check=True)
     host, pid, started = ran.stdout.strip().rsplit(":", 2)
     assert (host, int(pid)) == (socket.gethostname(), os.getpid())
     assert int(started) > 0

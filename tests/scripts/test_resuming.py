@@ -25,10 +25,10 @@ def test_a_pasted_command_finishes_a_comparison(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "it's here; now"
     real = policy_jobs.run_population
 
-    def cut(config, contender, *rest):
-        if contender.label == "random":
+    def cut(config, entry, *rest):
+        if entry.label == "random":
             raise KeyboardInterrupt
-        return real(config, contender, *rest)
+        return real(config, entry, *rest)
 
     monkeypatch.setattr(policy_jobs, "run_population", cut)
     assert compare(["wait", "random", *TINY, "--out", str(folder)]) == 130
@@ -38,9 +38,9 @@ def test_a_pasted_command_finishes_a_comparison(tmp_path, monkeypatch, capsys):
     assert (found.state, found.done, found.total) == (RunState.INTERRUPTED, 1, 2)
     assert shlex.split(found.resume) == pasted(errors)
     monkeypatch.setattr(policy_jobs, "run_population", real)
-    program, verb, *words = pasted(errors)
+    program, verb, *argv = pasted(errors)
     assert (program, verb) == ("esper", "compare")
-    assert compare(words) == 0
+    assert compare(argv) == 0
     found = run_summary(folder)
     assert (found.state, found.done, found.total) == (RunState.FINISHED, 2, 2)
 

@@ -47,7 +47,7 @@ def test_a_controller_that_cannot_play_is_refused_in_one_line(run, tmp_path, cap
     shutil.copytree(run, damaged)
     for path in (damaged / "checkpoints").glob("*/agent/*.safetensors"):
         path.write_bytes(path.read_bytes()[:-1])
-    for words, says in (
+    for argv, says in (
         ([], "CHECKPOINT"),
         ([tmp_path / "nowhere"], "does not exist"),
         ([tmp_path], "has no run.json"),
@@ -57,7 +57,7 @@ def test_a_controller_that_cannot_play_is_refused_in_one_line(run, tmp_path, cap
         ([run, "--device", "cuda:9"], "cuda:9"),
         ([damaged], "has no valid checkpoint"),
     ):
-        assert evaluate.main([str(word) for word in words]) == 2, words
+        assert evaluate.main([str(word) for word in argv]) == 2, argv
         said = capsys.readouterr().err
         assert said.startswith("error: ")
         assert said.count("\n") == 1

@@ -64,7 +64,7 @@ def test_the_largest_seed_is_read_exactly_from_files_and_flags(tmp_path):
     assert read_train_ppo(["--seed", str(MAX_SEED)]).training.seed == MAX_SEED
 
 
-def test_a_run_of_the_largest_seed_goes_on_with_it(tmp_path):
+def test_a_run_of_the_largest_seed_resumes_with_it(tmp_path):
     config = replace(small_run(1), seed=MAX_SEED)
     with RunFolder.create(tmp_path, "x", config) as folder:
         train_ppo_vectorized(config, run_dir=folder, spec=SPEC)

@@ -11,8 +11,8 @@ from esper.scripts import serve
 from esper.scripts.serve import main
 
 
-def refusal(capsys, *words: str) -> str:
-    assert main(list(words)) == 2
+def refusal(capsys, *argv: str) -> str:
+    assert main(list(argv)) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     return lines[0]

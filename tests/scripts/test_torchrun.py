@@ -46,8 +46,8 @@ def command(ranks: int, *flags: str, restarts: int = 0) -> list[str]:
 
 
 def train(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
-    words = command(ranks, *flags)
-    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+    argv = command(ranks, *flags)
+    return subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=300)
 
 
 def figures(runs: Path) -> list[dict[str, object]]:
@@ -68,10 +68,10 @@ def worker_pids(agent: int) -> dict[int, int]:
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             parent = int(path.with_name("stat").read_text().rpartition(")")[2].split()[1])
-            words = path.read_bytes().split(b"\0") if parent == agent else []
+            argv = path.read_bytes().split(b"\0") if parent == agent else []
         except OSError:
             continue
-        found |= {int(w[5:]): int(path.parent.name) for w in words if w.startswith(b"RANK=")}
+        found |= {int(w[5:]): int(path.parent.name) for w in argv if w.startswith(b"RANK=")}
     return found
 
 
@@ -153,11 +153,11 @@ def test_a_rank_that_dies_in_its_imports_does_not_bring_back_the_run_of_an_earli
     runs.mkdir()
     (runs / ".torchrun-job1.json").write_text(json.dumps(stale))
     (tmp_path / "sitecustomize.py").write_text(DIES_IN_IMPORTS)
-    words = command(2, *FLAGS, "--rounds", "3", "--runs", str(runs), restarts=1)
-    at = words.index("--standalone")
-    words[at : at + 1] = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job1"]
+    argv = command(2, *FLAGS, "--rounds", "3", "--runs", str(runs), restarts=1)
+    at = argv.index("--standalone")
+    argv[at : at + 1] = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job1"]
     done = subprocess.run(
-        words, env=environment(tmp_path), capture_output=True, text=True, timeout=300
+        argv, env=environment(tmp_path), capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert [start for start, _ in sessions(runs)] == [0], "it begins a run of its own"
@@ -199,8 +199,8 @@ def test_a_slow_rank_is_cut_where_asked_for_and_the_round_says_so(tmp_path):
     assert all(it["steps"] == 4 and it["steps_E"][:3] == [4] * 3 for it in records)
     assert all(0 < steps <= 9 for steps in cut), "a quarter is completed"
     (events,) = runs.glob("*/events.jsonl")
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    rounds = [it["payload"] for it in told if it["type"] == "ROUND_COMPLETED"]
+    reported = [json.loads(line) for line in events.read_text().splitlines()]
+    rounds = [it["payload"] for it in reported if it["type"] == "ROUND_COMPLETED"]
     assert [it["cut_steps"] for it in rounds] == cut
     for record, said in zip(records, rounds, strict=True):
         assert said["mean_score"] == pytest.approx(np.mean(record["score_E"][:3]))
@@ -247,8 +247,8 @@ def test_a_stop_signal_ends_all_ranks_and_the_printed_command_resumes(
     torchrun, *rest = shlex.split(said[0].partition("resume with: ")[2])
     assert torchrun == "torchrun"
     done = max(int(path.name[6:]) for path in runs.glob("*/checkpoints/round-*"))
-    words = [sys.executable, "-m", "torch.distributed.run", *rest, "--rounds", str(done + 1)]
-    again = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+    argv = [sys.executable, "-m", "torch.distributed.run", *rest, "--rounds", str(done + 1)]
+    again = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=300)
     assert again.returncode == 0, again.stderr
     assert sessions(runs)[1][0] == done, "from the last completed round"
     assert_alike(figures(runs)[:3], figures(alone))
@@ -276,8 +276,8 @@ def test_a_wrong_world_ends_with_one_line_of_rank_0(setup, line, tmp_path):
     write_mnist1d(tmp_path / "data0", **mnist1d_arrays(4000, 1000))
     script.chmod(0o755)
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    words = [*job, "--no-python", str(script)]
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
+    argv = [*job, "--no-python", str(script)]
+    done = subprocess.run(argv, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
     errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
     assert len(errors) == 1, done.stderr

@@ -256,7 +256,7 @@ class Kill(BaseException):
     """Ends a run like a kill: nothing catches it."""
 
 
-def test_a_killed_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(
+def test_a_killed_run_resumes_from_the_command_line_as_if_it_had_never_stopped(
     learnt, tmp_path, monkeypatch, capsys
 ):
     """Killed in its second round; events of the second session go elsewhere."""
@@ -303,7 +303,7 @@ def test_a_controller_is_judged_again_with_the_numbers_of_its_run(learnt, tmp_pa
     assert found["checkpoint"] == str(last)
 
 
-def test_a_run_goes_on_in_the_surroundings_it_was_started_in(tmp_path, monkeypatch, capsys):
+def test_a_run_resumes_with_the_session_settings_it_was_started_with(tmp_path, monkeypatch, capsys):
     """Judged on as many, its events as many and where they were, from wherever it is resumed."""
     (tmp_path / "here" / "sets").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
@@ -397,7 +397,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, tmp_path, capsys):
+def test_the_plan_of_a_resumed_run_is_for_the_rounds_that_are_left(learnt, tmp_path, capsys):
     run, _ = learnt
     before = contents(run)
     assert call("ppo", "--resume", run, "--rounds", "5", "--dry-run") == 0
@@ -587,7 +587,7 @@ def test_ctrl_c_ends_it_with_a_word_and_closed_files(tmp_path):
     assert not list(tmp_path.glob("*.tmp")), out
 
 
-def test_a_learner_that_is_stopped_saves_and_says_how_to_go_on(tmp_path):
+def test_a_learner_that_is_stopped_saves_and_says_how_to_resume(tmp_path):
     process = start(*LEARN, "--rounds", "500", "--runs", tmp_path)
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("*/checkpoints/round-*")) and time.monotonic() < deadline:

@@ -9,15 +9,15 @@ from esper.leyline.errors import install_hint
 from esper.scripts.train import main
 from esper.simic.training.runs.folder import read_session_settings
 from esper.simic.training.runs.round_store import RoundStore
-from tracker_support import stand_in
+from tracker_support import fake_wandb
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "3", "--batches-per-step", "1",
         "--batch-size", "16", "--device", "cpu", "--quiet", "--keep-members", "0")  # fmt: skip
 
 
 @pytest.mark.slow
-def test_a_resumed_run_goes_on_with_its_trackers(tmp_path, monkeypatch):
-    library = stand_in(monkeypatch)
+def test_a_resumed_run_keeps_its_trackers(tmp_path, monkeypatch):
+    library = fake_wandb(monkeypatch)
     assert main(["wait", *TINY, "--runs", str(tmp_path), "--track", "wandb"]) == 0
     (run,) = tmp_path.iterdir()
     assert read_session_settings(run).track == ("wandb",)

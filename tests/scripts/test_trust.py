@@ -79,7 +79,7 @@ def test_no_command_runs_what_only_a_file_names(foreign, file, capsys):
     toml = written("their.toml", f'[task]\nname = "{file}"\n')
     json = written("their.json", f'{{"task": {{"name": "{file}"}}}}')
     round_one = foreign / "checkpoints" / "round-000001"
-    for main, words in (
+    for main, argv in (
         (train.main, ["ppo", "--resume", foreign]),
         (train.main, ["ppo", "--resume", foreign, "--dry-run"]),
         (train.main, ["ppo", "--resume"]),
@@ -92,11 +92,11 @@ def test_no_command_runs_what_only_a_file_names(foreign, file, capsys):
         (evaluate.main, [foreign]),
         (evaluate.main, [round_one, "--envs", "1"]),
     ):
-        assert main([str(word) for word in words]) == 2, words
+        assert main([str(word) for word in argv]) == 2, argv
         said = capsys.readouterr().err
         assert said.count("\n") == 1
-        assert said.endswith(f"add --trust or --task '{file}'\n"), words
-        assert not has_run(file), words
+        assert said.endswith(f"add --trust or --task '{file}'\n"), argv
+        assert not has_run(file), argv
 
 
 def test_commands_that_need_no_task_of_theirs_read_a_foreign_folder_without_it(

@@ -68,7 +68,7 @@ def test_plan_decisions_are_stored_before_the_steps_counted_and_learnt_from(lear
     np.testing.assert_allclose(client.agent.targets(kept).return_TE.numpy(), sums, atol=1e-5)
 
 
-def test_rewards_of_plan_and_steps_sum_to_the_change_from_the_bare_host(learnt_from):
+def test_rewards_of_plan_and_steps_sum_to_the_change_from_the_host(learnt_from):
     diary = PlanDiary()
     client = SimicClient(small_agent(SPEC), ScoreReward(SPEC.upkeep))
     engine = small_engine(SPEC, diary, members=MEMBERS)
@@ -81,8 +81,8 @@ def test_rewards_of_plan_and_steps_sum_to_the_change_from_the_bare_host(learnt_f
     assert all((paid == 0).all() for paid in planned[:-1]), "the last one pays for the whole plan"
     assert planned[-1].any()
     after_plan = diary.records[0].reward_inputs.score_before_E
-    bare = after_plan - planned[-1]
-    total = last - bare + kept_upkeep + rolled_back
+    host = after_plan - planned[-1]
+    total = last - host + kept_upkeep + rolled_back
     np.testing.assert_allclose(kept.reward_TE[: kept.filled].sum(axis=0), total, atol=1e-9)
 
 

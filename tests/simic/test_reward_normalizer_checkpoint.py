@@ -16,7 +16,7 @@ def rollout(seed):
     return rng.normal(size=(T, E)) + 0.3, rng.random((T, E)) < 0.2
 
 
-def test_restored_statistics_go_on_bit_for_bit():
+def test_restored_statistics_continue_bit_for_bit():
     straight, first, second = (RewardNormalizer(0.99) for _ in range(3))
     for seed in range(4):
         straight.update(*rollout(seed))

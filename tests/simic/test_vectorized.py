@@ -57,7 +57,7 @@ def test_a_reward_of_ones_own_is_paid():
     assert history[0].return_E.tolist() == [4.0] * 4
 
 
-def test_a_task_and_data_of_ones_own_stand_in_for_the_named_one():
+def test_a_task_and_data_of_ones_own_replace_the_named_one():
     spec = tiny_task(episode_length=3)
     _, history = train_ppo_vectorized(tiny_config(rounds=1), spec=spec, data=spec.load())
     assert history[0].steps == 3

@@ -9,7 +9,7 @@ from esper.tamiyo.actions import HEAD_USED_OA
 from support import refused
 
 
-def test_columns_stand_in_head_order():
+def test_columns_are_in_head_order():
     """Every head gets values no other head holds in that place."""
     rng = np.random.default_rng(0)
     sizes = [len(HEAD_CHOICES.get(head, range(40))) for head in ActionHead]

@@ -105,7 +105,7 @@ def test_features_are_finite_through_a_rollback_and_of_a_moderate_size(seen):
             assert np.abs(values).max() < 15
 
 
-def test_the_plan_phase_sees_each_slot_in_turn_and_the_bare_host():
+def test_the_plan_phase_sees_each_slot_in_turn_and_the_host():
     plans = [s for s in random_rounds("digits_impaired", rounds=2, steps=1) if s.planning]
     slots = len(plans[0].slots.slot_ids)
     assert [s.plan_slot for s in plans[: 2 * slots]] == [*range(slots)] * 2

@@ -26,8 +26,8 @@ TABLE = TopologyTable(
 def test_the_first_row_whose_price_is_not_exceeded_applies():
     price_E = np.array([0.1, 0.5, 0.50001, 2.0, 3.9, 4.0, 100.0])
     wanted_ES = TABLE.wanted(price_E, SLOTS, KINDS)
-    cheap, medium, bare = [1, 0], [-1, 1], [-1, -1]
-    assert wanted_ES.tolist() == [cheap, cheap, medium, medium, bare, bare, bare]
+    cheap, medium, host = [1, 0], [-1, 1], [-1, -1]
+    assert wanted_ES.tolist() == [cheap, cheap, medium, medium, host, host, host]
 
 
 def test_what_is_written_is_what_is_read(tmp_path):

@@ -11,8 +11,8 @@ from esper.leyline.context import ContextSpec, Range
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.tamiyo.baselines import WaitPolicy
 from esper.tasks.registry import get_task_spec
-from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic_data import with_synthetic_data
+from esper.tasks.task_data import PARTS, DataFiles
 
 HOSTS = {  # task: parameters, slots, training samples, passes
     "cifar_resnet8_narrow": (5006, 6, 45_904, 10.71),
@@ -79,7 +79,7 @@ def test_every_blueprint_fits_a_slot(name):
 
 
 @pytest.mark.parametrize("name", ["clusters_tabular", "digits_tabular", "digits_tiny8"])
-def test_a_bare_and_a_planted_member_train_a_step(name):
+def test_a_host_and_a_planted_member_train_a_step(name):
     spec = small(name)
     kinds_ES = np.full((2, len(spec.slots)), NO_BLUEPRINT, dtype=np.int64)
     kinds_ES[1, 0], kinds_ES[1, -1] = 1, 2

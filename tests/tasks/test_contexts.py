@@ -24,7 +24,7 @@ from esper.tasks.contexts import (
     require_contexts_fit,
     train_samples,
 )
-from esper.tasks.spec import TaskData, TaskPart
+from esper.tasks.task_data import TaskData, TaskPart
 from support import refused
 
 COSTS = SeedCosts(100, 1000, np.array([[50, 200]]), np.array([[500, 4000]]), np.array([8]))

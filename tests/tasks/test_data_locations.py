@@ -45,7 +45,7 @@ def test_an_empty_variable_is_no_place(monkeypatch):
     assert len(data_directories()) == 1
 
 
-def test_missing_data_name_both_places_the_source_and_the_stand_in(tmp_path, monkeypatch):
+def test_missing_data_name_both_places_the_source_and_the_synthetic_data(tmp_path, monkeypatch):
     spec = get_task_spec("cifar_baseline")
     line = refused(spec.load)
     for words in (

@@ -30,7 +30,7 @@ from esper.tasks import cifar_files
 from esper.tasks.cifar_files import CifarFiles
 from esper.tasks.fashion_mnist import FashionFiles
 from esper.tasks.mnist1d import Mnist1dFiles
-from esper.tasks.spec import PARTS
+from esper.tasks.task_data import PARTS
 from support import refused
 
 CIFAR = CifarFiles(validation=10, images_per_file=PER_FILE, check_sums=False)

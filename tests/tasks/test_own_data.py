@@ -10,7 +10,8 @@ import torch
 
 from esper.kasmina import MLPHost
 from esper.tasks.listing import describe_task
-from esper.tasks.spec import PARTS, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import PARTS, TaskData, TaskPart
 from own_host import OwnHost
 from support import refused
 

@@ -12,7 +12,8 @@ import pytest
 from engine_support import histories, random_policy, small_engine, small_task
 from esper.leyline.context import ContextSpec, Range
 from esper.tasks.registry import get_task_spec
-from esper.tasks.spec import OwnTargetData, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import OwnTargetData, TaskData, TaskPart
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
 from support import refused
@@ -21,7 +22,8 @@ FILE = '''
 """A task file with its own loss."""
 import numpy as np
 from esper.kasmina import MLPHost
-from esper.tasks.spec import OwnTargetData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import OwnTargetData, TaskPart
 
 def part(seed, count):
     x = np.random.default_rng(seed).normal(size=(count, 4)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Tasks on published data: their hosts are those of the design, and they train on stand-ins.
+"""Tasks on published data: their hosts are those of the design, and they train on synthetic data.
 
 Where `$ESPER_DATA_DIR` holds the published files, those are read too:
 
@@ -17,9 +17,9 @@ from esper.kasmina.layers.counting import count_parameters
 from esper.leyline.signals import GateSignals
 from esper.tasks.data_locations import VARIABLE, find_data
 from esper.tasks.registry import get_task_spec, task_names
-from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic_data import SyntheticTokens, with_synthetic_data
 from esper.tasks.synthetic_images import SyntheticImages
+from esper.tasks.task_data import PARTS, DataFiles
 from support import refused
 
 REAL = [name for name in task_names() if isinstance(get_task_spec(name).load_data, DataFiles)]
@@ -120,7 +120,7 @@ def test_guessing_is_worth_nothing_in_language(name):
 @pytest.mark.parametrize(
     "name", [n for n in REAL if n not in ("cifar_multichannel", "fashion_resnet8")]
 )
-def test_every_blueprint_that_fits_trains_on_a_stand_in(name):
+def test_every_blueprint_that_fits_trains_on_synthetic_data(name):
     spec = small(name)
     data = spec.load()
     population = spec.population(members=2, seed=1)
@@ -139,10 +139,10 @@ def test_every_blueprint_that_fits_trains_on_a_stand_in(name):
     assert (population.network.host.flat_EP.detach() != before).any(dim=1).all()
 
 
-# ---- stand-ins -------------------------------------------------------------------------------
+# ---- synthetic data --------------------------------------------------------------------------
 
 
-def test_a_stand_in_has_the_shapes_and_sizes_of_the_real_data():
+def test_synthetic_data_have_the_shapes_and_sizes_of_the_real_data():
     spec = with_synthetic_data(get_task_spec("cifar_baseline"))
     assert spec.load_data == SyntheticImages(10, 3, 32, 45_904, 2048, 0, 32)
     assert spec.name == "cifar_baseline"
@@ -157,7 +157,7 @@ def test_a_stand_in_has_the_shapes_and_sizes_of_the_real_data():
     assert np.allclose(native.normalised(native.test), signals.normalised(signals.test)[:, :, 0])
 
 
-def test_any_image_task_has_a_stand_in():
+def test_any_image_task_has_synthetic_data():
     data = with_synthetic_data(get_task_spec("digits_baseline")).load()
     assert data.sample_shape == (1, 8, 8)
     assert len(data.train) == 1280
@@ -177,7 +177,7 @@ def test_made_up_text_follows_from_its_seed_and_can_be_learnt():
     assert loss < 0.75 * np.log(20)
 
 
-def test_what_has_no_stand_in_is_one_line():
+def test_what_has_no_synthetic_data_is_one_line():
     spec = replace(get_task_spec("digits_baseline"), input_shape=(64,), topology="mlp")
     assert "no synthetic data for samples of (64,)" in refused(lambda: with_synthetic_data(spec))
     for settings in ({"vocab": 1}, {"context": 0}, {"train": 0}):

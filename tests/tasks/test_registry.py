@@ -12,7 +12,8 @@ from epoch_order import epoch_order
 from esper.kasmina import OptimConfig
 from esper.leyline.signals import GateSignals
 from esper.tasks.registry import TaskRegistry, get_task_spec, register_task, task_names
-from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
+from esper.tasks.task_data import PARTS, TaskData, TaskPart
 from support import refused
 
 BIG = "synthetic_cifar"

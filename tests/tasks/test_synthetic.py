@@ -7,9 +7,9 @@ from sklearn.linear_model import LogisticRegression
 
 from epoch_order import epoch_order
 from esper.tasks.registry import get_task_spec
-from esper.tasks.spec import PARTS
 from esper.tasks.statistics import channel_statistics
 from esper.tasks.synthetic_images import synthetic_spec
+from esper.tasks.task_data import PARTS
 from support import refused
 
 

@@ -6,7 +6,7 @@ import pytest
 from data_support import some_text
 from esper.tasks.data_locations import DataSet
 from esper.tasks.language import STORY_TEST_FILES, STORY_TRAIN_FILES, language_spec
-from esper.tasks.spec import PARTS
+from esper.tasks.task_data import PARTS
 from esper.tasks.text_files import END, TextFiles
 from support import refused
 

@@ -17,7 +17,7 @@ NAMES = [f.name for f in fields(PPOUpdateMetrics)]
 HEADS = len(ActionHead)
 
 MEAN = ("policy_loss", "value_loss", "entropy", "clip_fraction", "ratio_mean", "grad_norm")
-LARGEST = ("approx_kl", "ratio_max")
+MAXIMA = ("approx_kl", "ratio_max")
 SMALLEST = ("ratio_min",)
 LAST = (
     "explained_variance", "value_mean", "value_std", "return_mean", "return_std",
@@ -25,7 +25,7 @@ LAST = (
 )  # fmt: skip
 RULES = (
     dict.fromkeys(MEAN, fmean)
-    | dict.fromkeys(LARGEST, max)
+    | dict.fromkeys(MAXIMA, max)
     | dict.fromkeys(SMALLEST, min)
     | dict.fromkeys(LAST, lambda values: values[-1])
     | {"epochs_run": sum, "early_stopped": any}

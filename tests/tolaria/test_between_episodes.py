@@ -36,7 +36,7 @@ def test_a_clock_that_ran_is_after_its_reset_like_a_new_one(before):
         assert used.advance(COST, NOBODY).tolist() == new.advance(COST, NOBODY).tolist()
 
 
-def test_compute_is_counted_in_runs_of_the_bare_host_and_its_share_in_budgets():
+def test_compute_is_counted_in_runs_of_the_host_and_its_share_in_budgets():
     clock = ComputeClock(2, batches_per_step=3, steps=4)
     clock.reset(2.0)
     for step in range(1, 5):
@@ -74,8 +74,8 @@ def test_without_a_compute_clock_every_episode_costs_its_own_topology():
     engine = small_engine(small_task(episode_length=2, batches_per_step=1), members=1)
     kinds = ([[2, EMPTY, EMPTY]], BARE, [[2, EMPTY, EMPTY]])
     policies = [StaticTopology.final(np.array(kind)) for kind in kinds]
-    first, bare, again = [engine.run_rollout(p).outcome.flops_ratio_E[0] for p in policies]
-    assert bare == 1.0
+    first, host, again = [engine.run_rollout(p).outcome.flops_ratio_E[0] for p in policies]
+    assert host == 1.0
     assert first == again > 1.0
 
 

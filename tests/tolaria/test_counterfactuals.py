@@ -236,8 +236,8 @@ def test_equal_to_separate_forwards(executor, merit, budget):
                 got, [*force.contribution(slot), shapley[slot]], atol=1e-6, rtol=1e-5
             )
             pairs = [frozenset(set(seeds) - {slot, other}) for other in set(seeds) - {slot}]
-            told = exact or all(pair in known for pair in pairs)
-            expected = force.interaction(slot) if told else np.nan
+            reported = exact or all(pair in known for pair in pairs)
+            expected = force.interaction(slot) if reported else np.nan
             np.testing.assert_allclose(found.interaction_ES[member, slot], expected, atol=2e-6)
         size = known if isinstance(known, int) else len(known)
         assert found.coalitions_E[member] == size

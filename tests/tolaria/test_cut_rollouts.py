@@ -41,7 +41,7 @@ def faulty_engine(rollout_steps: int | None) -> tuple[VectorizedEngine, Diary]:
     return engine, diary
 
 
-def told(diary: Diary) -> dict[str, object]:
+def reported(diary: Diary) -> dict[str, object]:
     names = ("signals", "masks", "decision", "rewards", "governor", "rows")
     return {
         "steps": [{n: to_json(getattr(r, n)) for n in names} for r in diary.records],
@@ -53,7 +53,7 @@ def told(diary: Diary) -> dict[str, object]:
 class Whole(NamedTuple):
     """An episode that was not cut."""
 
-    told: dict[str, Any]
+    reported: dict[str, Any]
     seen: list[object]
     outcome: EpisodeOutcome
 
@@ -62,7 +62,7 @@ class Whole(NamedTuple):
 def whole() -> Whole:
     engine, diary = faulty_engine(None)
     end = engine.run_rollout(policy := Watched())
-    return Whole(told(diary), policy.seen, end.outcome)
+    return Whole(reported(diary), policy.seen, end.outcome)
 
 
 def test_where_a_rollout_is_cut_changes_no_step(whole):
@@ -75,7 +75,7 @@ def test_where_a_rollout_is_cut_changes_no_step(whole):
         lengths.append(rollout.steps)
         assert rollout.ends_episode == (sum(lengths) == STEPS)
     assert sum(lengths) == STEPS
-    assert told(again) == whole.told
+    assert reported(again) == whole.reported
     assert to_json(rollout.outcome) == to_json(whole.outcome)
     assert len(again.slot_events) > STEPS
 
@@ -125,7 +125,7 @@ def test_a_rollout_that_ends_early_is_the_beginning_of_the_whole_one(steps, whol
 
     rollout = short.run_rollout(random_policy(4, SPEC), ends_early=ends_early)
     assert asked == [*range(1, steps + 1)]
-    assert told(again)["steps"] == whole.told["steps"][:steps]
+    assert reported(again)["steps"] == whole.reported["steps"][:steps]
     assert [to_json(rollout.final_signals), to_json(rollout.final_masks)] == whole.seen[steps]
     assert (rollout.steps, rollout.steps_E.tolist()) == (steps, [steps] * 4)
     assert rollout.ends_episode

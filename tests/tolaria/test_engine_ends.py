@@ -85,11 +85,11 @@ def test_removed_seeds_are_counted_once():
         diary = Diary()
         engine = small_engine(small_task(episode_length=12), diary, seed=seed)
         outcome = engine.run_rollout(random_policy(seed)).outcome
-        told = np.zeros(4, dtype=np.int64)
+        reported = np.zeros(4, dtype=np.int64)
         for _, _, payload in diary.slot_events:
             if isinstance(payload, SeedPruned):
-                np.add.at(told, payload.member_N, 1)
-        assert np.array_equal(outcome.pruned_E, told)
+                np.add.at(reported, payload.member_N, 1)
+        assert np.array_equal(outcome.pruned_E, reported)
 
 
 class Scribbler(Diary):
@@ -114,11 +114,11 @@ class Scribbler(Diary):
 
 def test_records_refuse_what_others_write_into_them():
     scribbler = Scribbler()
-    told, silent = small_engine(SPEC, scribbler, seed=2), small_engine(SPEC, seed=2)
-    told.run_rollout(random_policy(2, SPEC))
+    reported, silent = small_engine(SPEC, scribbler, seed=2), small_engine(SPEC, seed=2)
+    reported.run_rollout(random_policy(2, SPEC))
     assert scribbler.refused > 10 * SPEC.episode_length
     silent.run_rollout(random_policy(2, SPEC))
-    for name, values in histories(told.episode).items():
+    for name, values in histories(reported.episode).items():
         assert np.array_equal(values, histories(silent.episode)[name], equal_nan=True), name
 
 

@@ -310,8 +310,8 @@ def test_equal_to_a_plain_governor_of_each_member(config, seed):
         score_E = np.where(rng.random(members) < 0.1, np.nan, rng.normal(size=members))
         verdict = governor.review(step, train_E, val_E, accuracy_E, finite_E, score_E)
         for e, one in enumerate(plain):
-            told = (train_E[e], val_E[e], accuracy_E[e], finite_E[e], score_E[e])
-            panic, limit, strikes = one.review(step, *told)
+            reported = (train_E[e], val_E[e], accuracy_E[e], finite_E[e], score_E[e])
+            panic, limit, strikes = one.review(step, *reported)
             assert verdict.panic_E[e] == panic
             assert verdict.rolled_back_E[e] == bool(panic)
             assert verdict.strikes_E[e] == strikes

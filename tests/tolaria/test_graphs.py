@@ -24,10 +24,10 @@ CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 
 
-class Told(list[str]):
+class Recorded(list[str]):
     """A recorder that writes down what it was asked."""
 
-    def capture(self, work: Callable[[], None]) -> Told:
+    def capture(self, work: Callable[[], None]) -> Recorded:
         self.append("capture")
         self.work = work
         return self
@@ -41,41 +41,41 @@ class Told(list[str]):
 
 
 def test_work_runs_once_each_time_warm_up_capture_replay():
-    told, done = Told(), []
-    cache = GraphCache(told)
+    reported, done = Recorded(), []
+    cache = GraphCache(reported)
     for round_index in range(4):
         cache.run("key", lambda: done.append("worked"))
         assert len(done) == round_index + 1
-    assert told == ["capture", "replay", "replay", "replay"]
+    assert reported == ["capture", "replay", "replay", "replay"]
     report = cache.report()
     assert (report.eager, report.captures, report.replays, report.held) == (1, 1, 3, 1)
     assert report.capture_seconds > 0
 
 
 def test_work_that_rarely_comes_again_is_captured_only_after_some_eager_runs():
-    told = Told()
-    cache = GraphCache(told, patience=3)
+    reported = Recorded()
+    cache = GraphCache(reported, patience=3)
     for key in ("a", "b", "a", "b", "a", "a", "a", "b"):
         cache.run(key, lambda: None)
-    assert told == ["capture", "replay", "replay"], "a at its fourth run; b came three times"
+    assert reported == ["capture", "replay", "replay"], "a at its fourth run; b came three times"
     report = cache.report()
     assert (report.eager, report.captures, report.replays, report.held) == (6, 1, 2, 1)
 
 
 def test_a_replay_runs_what_was_captured_and_no_other_python():
-    cache, done = GraphCache(Told()), []
+    cache, done = GraphCache(Recorded()), []
     for name in ("first", "second", "third"):
         cache.run("key", partial(done.append, name))
     assert done == ["first", "second", "second"]
 
 
 def test_keys_have_graphs_of_their_own_and_the_oldest_goes():
-    told = Told()
-    cache = GraphCache(told, limit=2)
+    reported = Recorded()
+    cache = GraphCache(reported, limit=2)
     for key in ("a", "a", "b", "b", "a", "c", "c", "a", "b"):
         cache.run(key, lambda: None)
     # b was used least recently when c came, so it begins anew at the end.
-    assert told == ["capture", "replay"] * 2 + ["replay"] + ["capture", "replay"] + ["replay"]
+    assert reported == ["capture", "replay"] * 2 + ["replay"] + ["capture", "replay"] + ["replay"]
     assert cache.report().held <= 2
 
 
@@ -105,11 +105,11 @@ def test_an_error_of_the_work_itself_is_not_swallowed():
         raise ValueError("of its own")
 
     with pytest.raises(ValueError, match="of its own"):
-        GraphCache(Told()).run("key", broken)
+        GraphCache(Recorded()).run("key", broken)
 
 
 def test_held_inputs_keep_their_place_and_take_new_values():
-    cache = GraphCache(Told())
+    cache = GraphCache(Recorded())
     first = cache.static_input("x", torch.arange(6.0).view(2, 3))
     place = first.data_ptr()
     again = cache.static_input("x", torch.ones(2, 3))
@@ -195,7 +195,7 @@ def test_what_changes_between_replays_is_what_they_see(kind, executor):
         )
 
 
-def test_the_stand_in_notices_what_moves():
+def test_the_fake_capture_notices_what_moves():
     population, cache = make_population(3), rerun_cache()
     totals = TrainTotals.zeros(3, 3, CPU)
     for _ in range(3):
@@ -284,7 +284,7 @@ def test_many_episodes_of_random_growth_end_with_equal_weights(seed):
     assert_same_run(runs)
 
 
-def test_rollbacks_go_on_from_restored_values():
+def test_rollbacks_continue_from_restored_values():
     """NaN planted in one member: set back in place, and the captured batches train on."""
     spec = small_task(episode_length=8, batches_per_step=4)
     runs = []
@@ -328,7 +328,7 @@ def test_after_a_failed_capture_the_run_is_the_plain_one():
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_waiting_needs_three_graphs(executor):
-    """Train, control and score of bare hosts: shapes that never change are captured once."""
+    """Train, control and score without seeds: shapes that never change are captured once."""
     engine = small_engine(small_task(episode_length=5), executor=executor)
     engine.use_graphs(rerun_cache())
     for _ in range(2):

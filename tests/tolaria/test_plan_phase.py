@@ -60,13 +60,13 @@ def test_only_waiting_and_planting_in_the_slot_at_hand_is_legal():
         assert slots.tolist() == [obs.plan_slot]
 
 
-def test_rewards_of_plan_and_steps_sum_to_the_final_minus_the_bare_hosts_score():
+def test_rewards_of_plan_and_steps_sum_to_the_final_minus_the_hosts_score():
     """What planting costs is paid for when it is planted."""
     engine = planned_engine()
     outcome = engine.run_rollout(Planner(TOPOLOGY)).outcome
-    bare = planned_engine()
-    bare.run_rollout(Planner(np.full_like(TOPOLOGY, EMPTY)))
-    gained_E = outcome.score_E - bare.episode.score_TE[0]
+    host = planned_engine()
+    host.run_rollout(Planner(np.full_like(TOPOLOGY, EMPTY)))
+    gained_E = outcome.score_E - host.episode.score_TE[0]
     np.testing.assert_allclose(outcome.episode_return_E, gained_E, atol=1e-12)
 
 

@@ -16,29 +16,29 @@ def tiny(**config):
 
 
 @pytest.fixture(scope="module")
-def told():
-    """An episode: the engine, its diary, its rollout and the score of the bare hosts."""
+def reported():
+    """An episode: the engine, its diary, its rollout and the score of the hosts."""
     engine, diary = tiny(), PlanDiary()
     policy = Planner(FIRST)
     engine.begin_episode(policy)
-    bare_E = engine.episode.score_TE[0].copy()
+    host_E = engine.episode.score_TE[0].copy()
     rollout = engine.run_rollout(policy, diary)
-    return engine, diary, rollout, bare_E
+    return engine, diary, rollout, host_E
 
 
-def test_the_last_decision_is_paid_for_all_that_was_planted(told):
-    engine, diary, _, bare_E = told
+def test_the_last_decision_is_paid_for_all_that_was_planted(reported):
+    engine, diary, _, host_E = reported
     paid_TE = np.stack([record.rewards.total for record in diary.plans])
-    planted_E = engine.episode.score_TE[0] - bare_E
+    planted_E = engine.episode.score_TE[0] - host_E
     assert planted_E[0] < 0, "rent, before the seed has learnt anything"
     assert planted_E[1] == 0
     np.testing.assert_allclose(paid_TE, [[0, 0], [0, 0], planted_E], atol=1e-12)
 
 
-def test_plan_and_steps_sum_to_the_change_from_the_bare_host(told):
-    _, _, rollout, bare_E = told
+def test_plan_and_steps_sum_to_the_change_from_the_host(reported):
+    _, _, rollout, host_E = reported
     outcome = rollout.outcome
-    np.testing.assert_allclose(outcome.episode_return_E, outcome.score_E - bare_E, atol=1e-12)
+    np.testing.assert_allclose(outcome.episode_return_E, outcome.score_E - host_E, atol=1e-12)
 
 
 def test_a_member_that_fails_goes_back_to_what_was_planted():

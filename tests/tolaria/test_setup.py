@@ -132,7 +132,7 @@ def test_a_trial_leaves_weights_and_data_as_they_were():
 
 
 def test_the_trial_replays_vmap_and_runs_loop_as_plans_that_change_would():
-    """Replayed, loop wins for bare hosts, and captures at nearly every step once seeds come."""
+    """Replayed, loop wins without seeds, and captures at nearly every step once seeds come."""
     population, captured = small_engine().env.model, []
 
     class Told:

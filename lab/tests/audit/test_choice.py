@@ -31,7 +31,7 @@ def test_no_topology_is_chosen_twice_and_all_fit(slots, count):
     chosen = choose_topologies(here, count, seed=5)
     assert len(set(chosen)) == len(chosen) == count
     assert all(here.holds(topology) for topology in chosen)
-    assert chosen[0] == here.bare
+    assert chosen[0] == here.host
     assert chosen == choose_topologies(here, count, seed=5)
 
 
@@ -44,7 +44,7 @@ def test_all_topologies_can_be_had():
         choose_topologies(here, total + 1, seed=0)
 
 
-def test_bare_uniform_and_single_ones_come_first():
+def test_host_uniform_and_single_ones_come_first():
     here = space(3)
     chosen = choose_topologies(here, 12, seed=0)
     assert chosen[1:4] == (("small",) * 3, ("middle",) * 3, ("large", "large", ""))

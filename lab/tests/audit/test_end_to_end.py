@@ -33,8 +33,8 @@ def test_an_audit_is_run_analysed_followed_live_and_judged_on(tmp_path, capsys, 
     assert (shown.kind, shown.state, shown.done) == (RunKind.AUDIT, RunState.FINISHED, 2)
     assert {point.is_host for point in views.read_frontier(folder)} == {True, False}
     assert "oracle" in {one.label for one in views.read_contenders(folder)}
-    words = ("--policies", "one", "random", "--episodes", "1", "--json")
-    assert bench.main([str(folder), *words]) == 0
+    argv = ("--policies", "one", "random", "--episodes", "1", "--json")
+    assert bench.main([str(folder), *argv]) == 0
     rows = json.loads(capsys.readouterr().out)["audit"]["policies"]
     scores = {row["name"]: row["score"]["value"] for row in rows}
     assert scores["oracle"] == max(scores.values())

@@ -175,9 +175,9 @@ def test_the_command_trains_and_reports(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "draw_frontier", lambda _, __, extra: drawn.extend(extra))
     for name in ("collect_picks", "draw_scores"):  # take seconds; test_report.py runs them
         monkeypatch.setattr(report, name, lambda *_, **__: None)
-    words = [*FLAGS, "--out", str(tmp_path / "audit"), "--live-draws", "2", "--live", "one",
+    argv = [*FLAGS, "--out", str(tmp_path / "audit"), "--live-draws", "2", "--live", "one",
              "closed_loop_fill", "--live-picture-hosts", "1", "--live-static"]  # fmt: skip
-    assert main(words) == 0
+    assert main(argv) == 0
     assert {pick.name for pick in drawn} == {"one", "closed_loop_fill"}
     said = capsys.readouterr().out
     for title in ("Live policies", "Gates of live policies", "Trained and from records"):
@@ -186,7 +186,7 @@ def test_the_command_trains_and_reports(tmp_path, capsys, monkeypatch):
     assert "closed_loop_fill beats its final topology, planted" in said
     files = sorted(file.stem for file in (tmp_path / "audit" / "live").iterdir())
     assert files == ["closed_loop_fill", "closed_loop_fill_static", "one", "one_static", "picture"]
-    assert main([*words, "--contexts", "3"]) == 2
+    assert main([*argv, "--contexts", "3"]) == 2
     errors = capsys.readouterr().err
     assert "contexts is [0, 1] there and [0, 1, 2] here" in errors
     assert not (tmp_path / "audit" / "records" / "context-0002.parquet").exists()
@@ -194,7 +194,7 @@ def test_the_command_trains_and_reports(tmp_path, capsys, monkeypatch):
 
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for words, said in (
+    for argv, said in (
         (["--live", "closed_lop"], "closed_loop"),
         (["--live", "oracle"], "unknown live policy"),
         (["--live", "one", "--contexts", "1"], "--contexts 1"),
@@ -203,7 +203,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
         (["--live-static"], "--live-static without --live"),
         (["--live", "runs/RUN"], "folder 'runs/RUN' does not exist"),
     ):
-        assert main([*FLAGS, *words]) == 2
+        assert main([*FLAGS, *argv]) == 2
         errors = capsys.readouterr().err
         assert errors.count("\n") == 1
         assert said in errors
@@ -213,8 +213,8 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
 def test_a_controller_of_another_task_leaves_nothing(tmp_path, capsys, monkeypatch):
     other = FoundController(tmp_path / "agent", task="digits_baseline")
     monkeypatch.setattr(live_controllers, "find_controller", lambda _: other)
-    words = ["--out", str(tmp_path / "audit"), "--live", f"ppo={tmp_path}"]
-    assert main([*FLAGS, *words]) == 2
+    argv = ["--out", str(tmp_path / "audit"), "--live", f"ppo={tmp_path}"]
+    assert main([*FLAGS, *argv]) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "a controller of task digits_baseline, this is an audit of synthetic" in errors

@@ -179,8 +179,8 @@ def test_names_come_before_folders_and_paths_are_folders(folder, tmp_path, monke
 
 
 def test_the_script_packs_under_a_name(folder, tmp_path, capsys):
-    def call(*words: object) -> int:
-        return run_command(PackRecords, pack, [str(word) for word in words])
+    def call(*argv: object) -> int:
+        return run_command(PackRecords, pack, [str(word) for word in argv])
 
     assert call(folder, "mine", "--folder", tmp_path) == 0
     assert "bytes of records" in capsys.readouterr().out

@@ -118,7 +118,7 @@ def test_every_pick_is_within_the_caps():
     assert found.contenders["best"].params_CD.mean() > 100
 
 
-def test_prices_and_caps_are_drawn_as_told_and_do_not_depend_on_other_contexts():
+def test_prices_and_caps_are_drawn_as_set_and_do_not_depend_on_other_contexts():
     audit = made_audit(contexts=200, slots=1, hosts=2)
     index = np.arange(200)
     drawn = draw_cases(audit, index, np.zeros_like(index), TermsSpec(), 3)

@@ -163,10 +163,10 @@ def test_grown_topologies_end_with_what_they_were_to_grow(small, whole):
 
 def test_the_summary_ranks_topologies(whole):
     audit = read_audit(whole)
-    bare, median, best, per_context = summary_rows(audit)
-    assert bare.topology == "empty"
+    host, median, best, per_context = summary_rows(audit)
+    assert host.topology == "empty"
     final_CHK = audit.records.accuracy_CHKT[..., -1]
-    assert bare.accuracy == pytest.approx(final_CHK[..., 0].mean())
+    assert host.accuracy == pytest.approx(final_CHK[..., 0].mean())
     assert median.topology != best.topology
     halves = [(final_CHK[:, a], final_CHK[:, 1 - a]) for a in (0, 1)]
     judged = [b[:, a.mean(axis=0).argmax()].mean() for a, b in halves]
@@ -214,8 +214,8 @@ def test_fixed_takes_budgets_in_turn():
 def test_the_command_runs_resumes_and_prints_the_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = json.dumps({"actions": "full", "clock": "compute", "price": {"low": 0.1, "high": 4}})
-    words = ["synthetic", *FLAGS, "--preset", text, "--grown", "1"]
-    assert main(words) == 0
+    argv = ["synthetic", *FLAGS, "--preset", text, "--grown", "1"]
+    assert main(argv) == 0
     said = capsys.readouterr().out
     assert "price 0.1 to 4 is taken as 1" in said
     assert "best overall" in said
@@ -224,22 +224,22 @@ def test_the_command_runs_resumes_and_prints_the_folder(tmp_path, capsys, monkey
     assert f"records: {path}" in said
     info = read_audit(path).info
     assert (info.spec.price, len(info.topologies), info.steps) == (ONE, 3, 2)
-    assert main([*words, "--quiet", "--contexts", "2", "--envs", "2"]) == 0
+    assert main([*argv, "--quiet", "--contexts", "2", "--envs", "2"]) == 0
     assert np.isfinite(read_audit(path).contexts.budget_C).all()
 
 
 def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for words, said in (
+    for argv, said in (
         (["digits_impaird"], "digits_impaired"),
         (["synthetic", "--topologies", "9999"], "has 343 topologies"),
         (["synthetic", "--preset", "smal"], "small"),
-        (["synthetic", "--grown", "3"], "2 topologies besides the bare host"),
+        (["synthetic", "--grown", "3"], "2 topologies besides the host"),
         (["synthetic", "--hosts", "0"], "--hosts 0"),
         (["synthetic", "--blueprints", "nrm"], "norm"),
         (["synthetic", "--seed", "10000019"], "reserved"),
     ):
-        assert main([words[0], *FLAGS, *words[1:]]) == 2
+        assert main([argv[0], *FLAGS, *argv[1:]]) == 2
         errors = capsys.readouterr().err
         assert errors.count("\n") == 1
         assert said in errors
@@ -247,17 +247,17 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
 
 
 def test_what_is_in_the_folder_must_match(tmp_path, capsys):
-    words = ["synthetic", *FLAGS, "--out", str(tmp_path / "audit"), "--quiet"]
-    assert main(words) == 0
+    argv = ["synthetic", *FLAGS, "--out", str(tmp_path / "audit"), "--quiet"]
+    assert main(argv) == 0
     capsys.readouterr()
-    assert main([*words, "--seed", "1"]) == 2
+    assert main([*argv, "--seed", "1"]) == 2
     assert "seed is 0 there and 1 here" in capsys.readouterr().err
     path = rows_path(tmp_path / "audit", 0)
     path.write_bytes(path.read_bytes()[:-9])
-    assert main(words) == 2
+    assert main(argv) == 2
     errors = capsys.readouterr().err
     assert str(path) in errors
     assert errors.count("\n") == 1
     (tmp_path / "audit" / INFO).unlink()
-    assert main(words) == 2
+    assert main(argv) == 2
     assert "records without audit.json" in capsys.readouterr().err

@@ -25,7 +25,7 @@ def test_sizes_add_up():
     found = space().size(("small", "", "big"))
     assert (found.params, found.macs) == (310, 3100)
     assert found.cost == pytest.approx(1 + 210 * 30 / 3000)
-    assert space().size(space().bare).cost == 1.0
+    assert space().size(space().host).cost == 1.0
 
 
 def test_nothing_exceeds_the_limits():

@@ -142,15 +142,15 @@ def test_prices_are_those_of_the_episodes(folder, capsys):
 
 
 def test_own_policies_play_and_those_that_peek_are_marked(folder, here, capsys):
-    words = ("--policy", "mine.py:Mine", "mine.py:Peeks")
-    assert main([str(folder), *FEW, *words, "--quiet"]) == 0
+    argv = ("--policy", "mine.py:Mine", "mine.py:Peeks")
+    assert main([str(folder), *FEW, *argv, "--quiet"]) == 0
     said = capsys.readouterr().out
     assert lines_of(said, "Mine ")
     assert lines_of(said, "Peeks*")
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "said"),
     [
         (("--policy", "mine.py:Fails"), "policy Fails: plan fails: AttributeError"),
         (("--policy", "mine.py:Wrong"), "policy Wrong: plan of shape ()"),
@@ -164,8 +164,8 @@ def test_own_policies_play_and_those_that_peek_are_marked(folder, here, capsys):
         (("--episodes", "0"), "--episodes 0"),
     ],
 )
-def test_mistakes_are_one_line(words, said, folder, here, capsys):
-    assert main([str(folder), *FEW, *words, "--quiet"]) == 2
+def test_mistakes_are_one_line(argv, said, folder, here, capsys):
+    assert main([str(folder), *FEW, *argv, "--quiet"]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
@@ -230,7 +230,7 @@ def test_records_with_holes_are_one_line(damage, packed, folder, tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "said"),
     [
         (("digits_impared",), "valid: "),
         (("no/such/folder",), "no such folder"),
@@ -238,8 +238,8 @@ def test_records_with_holes_are_one_line(damage, packed, folder, tmp_path, capsy
         (("--out", "x"), "--out without records"),
     ],
 )
-def test_wrong_records_are_one_line(words, said, here, capsys):
-    assert main(list(words)) == 2
+def test_wrong_records_are_one_line(argv, said, here, capsys):
+    assert main(list(argv)) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1

@@ -192,7 +192,7 @@ def test_a_sweep_ends_with_a_table_numbers_a_picture_and_settings_that_train_tak
     assert "repeats is 1 there and 2 here" in capsys.readouterr().err
 
 
-def test_a_sweep_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path):
+def test_a_killed_sweep_resumes_as_if_it_had_not_been(tmp_path):
     command = [sys.executable, "-m", "esper", "sweep", *FLAGS, "--trials", "4", "--out"]
     subprocess.run([*command, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
     killed = subprocess.Popen([*command, str(tmp_path / "cut")], stdout=subprocess.DEVNULL)

@@ -25,13 +25,13 @@ from esper_lab.sweep.space import read_space
 from page_support import DOCS, ROOT, blocks, shell_lines
 
 PAGE = DOCS / "lab.md"
-COMMANDS = [words[1:] for words in shell_lines(PAGE) if words[0] == "esper"]
+COMMANDS = [argv[1:] for argv in shell_lines(PAGE) if argv[0] == "esper"]
 SMALL_AUDIT = ["--contexts", "1", "--topologies", "3", "--hosts", "1", "--episode-length", "5",
                "--batches-per-step", "1", "--device", "cpu", "--quiet"]  # fmt: skip
 
 
 def test_the_page_shows_every_command_with_its_summary():
-    assert {words[0] for words in COMMANDS} == {"audit", "bench", "sweep"}
+    assert {argv[0] for argv in COMMANDS} == {"audit", "bench", "sweep"}
     text = " ".join(PAGE.read_text().replace("`", "").split())
     for command in (AUDIT, BENCH, SWEEP):
         first, _, rest = command.summary.partition(" ")
@@ -56,13 +56,13 @@ def test_scripts_of_the_page_are_those_of_the_folder():
     assert shown == folder - parts - {"twin_training.py"}
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_on_the_page_works(words, tmp_path, monkeypatch):
+@pytest.mark.parametrize("argv", COMMANDS, ids=" ".join)
+def test_every_command_on_the_page_works(argv, tmp_path, monkeypatch):
     """Audits and the bench are run, made smaller; searches are read and checked."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
     (tmp_path / "space.toml").write_text('gamma = "0.9..0.999"\n')
-    command, *flags = words
+    command, *flags = argv
     if command == "sweep":
         sweep = read_sweep(flags)
         for name, axis in read_space(sweep.settings, sweep.space).items():
@@ -78,10 +78,10 @@ def test_every_command_on_the_page_works(words, tmp_path, monkeypatch):
 def test_audits_of_the_gallery_are_understood(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").mkdir()
-    lines = [words for words in shell_lines(DOCS / "gallery.md") if words[:2] == ["esper", "audit"]]
+    lines = [argv for argv in shell_lines(DOCS / "gallery.md") if argv[:2] == ["esper", "audit"]]
     assert len(lines) > 3
-    for words in lines:
-        read_command_line(RunAudit, words[2:]).check()
+    for argv in lines:
+        read_command_line(RunAudit, argv[2:]).check()
 
 
 def test_bench_page():

@@ -24,7 +24,7 @@ def call(*flags: str) -> int:
     return run_command(BenchmarkOwnNetwork, benchmark, flags)
 
 
-def test_a_bare_member_does_the_work_of_the_plain_network():
+def test_a_member_without_seeds_does_the_work_of_the_plain_network():
     """From the same weights: the same weights after two batches."""
     case = tiny_case()
     grown, plain = Grown(case, CPU, "loop"), Plain(case, CPU, "eager")

@@ -69,7 +69,7 @@ def test_the_leader_under_given_constants_is_the_one_worked_out_by_hand(
     size = sum(SIZE[kind] for kind in best)
     price = (c_p + c_m) * np.log2(1 + size) + c_f * size
     assert verdict.score == pytest.approx(truth(best) - price, abs=1e-4)
-    assert verdict.score_alone == pytest.approx(0.5, abs=1e-4)
+    assert verdict.score_host == pytest.approx(0.5, abs=1e-4)
 
 
 def test_noisy_figures_are_drawn_towards_the_truth():

@@ -24,7 +24,8 @@ from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import PopulationConfig
 from esper.tamiyo.asha import AshaPolicy, AshaState
 from esper.tamiyo.replay import ActionRecorder, ReplayPolicy
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.context_state import DrawLimits
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig

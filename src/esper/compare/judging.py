@@ -1,7 +1,8 @@
 """Evaluates a controller and baselines for one episode on the same fresh members.
 
 Each policy runs with its own settings (`policies.py`), so the numbers equal those of
-`esper compare` on the same hosts.
+`esper compare` on the same hosts. The score on test is the score with the accuracy on the task's
+test data, which the engine measures at the end of an episode (tolaria/validation.py: `run_test`).
 
 Shape letters: E members.
 """
@@ -33,7 +34,8 @@ from esper.simic.agent.agent import PPOAgent
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.grammar import ParsedPolicy, parse
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.round_results import RoundResult, RunResult, make_run_result
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
@@ -122,9 +124,9 @@ def judge(
 
     `baselines`: gives the runs of `judge_baselines` if somebody else has made them.
     """
-    words = [ParsedPolicy(LEARNED, LEARNED, "controller")]
-    words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
-    greedy, sampled = (controller_entry(it, spec, agent, training.population) for it in words)
+    policies = [ParsedPolicy(LEARNED, LEARNED, "controller")]
+    policies.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
+    greedy, sampled = (controller_entry(it, spec, agent, training.population) for it in policies)
     static = static_final_entry(greedy, ParsedPolicy(STATIC, STATIC, "static-final"))
     runner = _runner(training, spec, data, members)
     mine = _run(runner, greedy, members)

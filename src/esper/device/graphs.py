@@ -84,7 +84,7 @@ class CudaRecorder:
 
 
 _failed: Final[list[torch.cuda.CUDAGraph]] = []
-"""Graphs whose capture failed: torch's allocator may still ask them whether it goes on."""
+"""Graphs whose capture failed: torch's allocator may still query their state."""
 
 
 def record_graph(work: Callable[[], None], pool: Any = None) -> torch.cuda.CUDAGraph:

@@ -184,7 +184,7 @@ class Shards:
         return done
 
     def require_same(self, what: str, text: str) -> None:
-        """Raise on all ranks unless all have the text of rank 0; `what` it tells, for messages."""
+        """Raise on all ranks unless all have the text of rank 0; `what`: its name in messages."""
         known = self.say(text)
 
         def check() -> None:

@@ -92,7 +92,7 @@ class GrowInfo:
     budget: Budget
     versions: tuple[tuple[str, str], ...]
     train_macs: int
-    """Training MACs of the bare host for one sample, forward and backward."""
+    """Training MACs of the model as given for one sample, forward and backward."""
     constant_score: float
     """Validation score of the best constant prediction; NaN: not known."""
     amp: bool

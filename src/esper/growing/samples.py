@@ -1,4 +1,4 @@
-"""Tell inputs and target of a sample apart, or of a batch: (x, y), (x1, x2, y) or a dict."""
+"""Split a sample, or a batch, into inputs and target: (x, y), (x1, x2, y) or a dict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Workers that are processes of this machine.
 
 Each has a pipe of its own: a process that is killed while it writes can block nobody else, and the
-end of the pipe tells either side that the other has gone.
+end of the pipe shows either side that the other has gone.
 """
 
 from __future__ import annotations

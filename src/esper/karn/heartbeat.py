@@ -33,9 +33,9 @@ _phases: list[str] = []
 
 
 @contextmanager
-def phase(words: str) -> Iterator[None]:
+def phase(name: str) -> Iterator[None]:
     """Say what the command does inside the block, should it be silent meanwhile."""
-    _phases.append(words)
+    _phases.append(name)
     try:
         yield
     finally:

@@ -256,7 +256,7 @@ class Population:
     def train_batch(
         self, x: Tensor, target: Tensor, scaler: MemberScaler | None = None
     ) -> TrainBatch:
-        """Train all members on one batch: hosts on main rows, incubating seeds on shadow rows.
+        """Train all members on one batch: hosts on main rows, seeds in TRAINING on shadow rows.
 
         `scaler`: loss scaler for fp16 under autocast.
         """

@@ -245,7 +245,7 @@ class ContextSignals(ArrayStruct):
     """Training cost of a batch relative to the host's."""
     stopped_E: Bools
     groups: int
-    """Classes to tell apart."""
+    """Number of classes."""
     chance_accuracy: float
     chance_loss: float
     """Loss of guessing."""

@@ -219,7 +219,7 @@ class RoundContexts(Payload):
     budget: float
     """Compute budget of every member, in training runs of the host."""
     groups: int
-    """Classes to tell apart."""
+    """Number of classes."""
     train_samples: int
     """Training samples in use."""
     pixel_noise: float

@@ -1,4 +1,6 @@
-"""Sink that appends events to a JSON Lines file.
+"""Sink that appends events to a JSON Lines file: `events.jsonl` of a run of `esper train`.
+
+scripts/train/recording.py opens it for a run; the hub (hub.py) passes it what the engine emits.
 
 Only complete lines are written, a failed write is rolled back, and a line truncated by a crash is
 cut off when the file is opened again, so the file is always readable.

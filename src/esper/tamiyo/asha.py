@@ -5,7 +5,7 @@ another topology in the plan phase. At the rungs the worse half of a host's runn
 one survives. Topologies are ranked by validation accuracy minus rent, both as a controller sees
 them: on `val_control`, at the member's price.
 
-The topologies of a host, in this order: the bare host; one blueprint in every slot, for each
+The topologies of a host, in this order: the host; one blueprint in every slot, for each
 blueprint, in an order drawn for the host; random ones. All are distinct and within the caps. So the
 topologies of a smaller search are among those of a larger one.
 
@@ -178,7 +178,7 @@ def _draw_topologies(obs: TrainingSignals, member: int, count: int, seed: int, h
 def _proposals(
     fits_SK: Bools, sizes_SKC: Ints, left_C: Doubles, generator: np.random.Generator
 ) -> Iterator[tuple[int, ...]]:
-    """Yield the bare host, the full topologies, then random ones; repetitions are possible."""
+    """Yield the host, the full topologies, then random ones; repetitions are possible."""
     slots, kinds = fits_SK.shape
     yield (NO_BLUEPRINT,) * slots
     for kind in generator.permutation(kinds):

@@ -256,12 +256,12 @@ class PolicyClient(ScriptedPolicy):
         self.reads_activation_gradients = policy.reads_activation_gradients
 
     def initial_state(self, members: int) -> None:
-        """Tell the policy that an episode begins."""
+        """Called when an episode begins."""
         with user_code(f"{self._name}.begin fails"):
             self.policy.begin(members)
 
     def reset_state(self, policy_state: None, reset_E: Bools) -> None:
-        """Tell the policy which members were rolled back."""
+        """Called with the members that were rolled back."""
         if reset_E.any():
             with user_code(f"{self._name}.forget fails"):
                 self.policy.forget(read_only_view(reset_E))

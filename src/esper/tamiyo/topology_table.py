@@ -42,7 +42,7 @@ class TableRow:
     max_price: float
     """Largest price of growth, relative to the task's, at which the row applies."""
     topology: tuple[str, ...]
-    """`slot=blueprint` words; empty: the bare host."""
+    """`slot=blueprint` entries; empty: the host."""
 
     def __post_init__(self) -> None:
         if not self.max_price > 0:

@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.tasks.data_locations import DataSet, check_sha1, damaged, pick_file, read_file
-from esper.tasks.spec import TaskData, TaskPart
 from esper.tasks.splits import split_validation
 from esper.tasks.statistics import channel_statistics
+from esper.tasks.task_data import TaskData, TaskPart
 
 Pixels = npt.NDArray[np.uint8]
 

@@ -20,7 +20,7 @@ from esper.device.upload import upload
 from esper.leyline.arrays import Floats
 from esper.leyline.context import RoundContext
 from esper.leyline.streams import UInt64Array, stream_keys, stream_seed
-from esper.tasks.spec import TaskData, TaskPart
+from esper.tasks.task_data import TaskData, TaskPart
 
 CHUNK_NUMBERS: Final = 1 << 22
 """Noise is added to about this many numbers at a time, to bound the memory it takes."""

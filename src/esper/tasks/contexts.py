@@ -21,7 +21,8 @@ from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.context import ContextSpec, MemberContexts, Range, RoundContext
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.streams import stream_keys, stream_seed
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 
 MIN_BATCHES: Final = 2
 """The data share of a round never leaves less than this many batches."""

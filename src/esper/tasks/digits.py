@@ -29,7 +29,8 @@ from esper.leyline.streams import stream_seed
 from esper.tasks.hosts import CNN_BLUEPRINTS, TINY_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
-from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
+from esper.tasks.task_data import TaskData, TaskPart
 
 CLASSES: Final = 10
 

@@ -38,9 +38,10 @@ from esper.tasks.hosts import (
 )
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
-from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.splits import split_validation
 from esper.tasks.statistics import channel_statistics
+from esper.tasks.task_data import TaskData, TaskPart
 
 FASHION: Final = DataSet(
     "Fashion-MNIST",

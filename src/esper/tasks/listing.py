@@ -12,7 +12,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code
 from esper.tasks.data_locations import find_data
 from esper.tasks.registry import get_task_spec, task_names
-from esper.tasks.spec import DataFiles, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import DataFiles
 
 
 @dataclass(frozen=True, slots=True)

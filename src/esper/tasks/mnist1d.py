@@ -40,8 +40,9 @@ from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
 from esper.tasks.hosts import CNN_BLUEPRINTS, SIGNAL_BLUEPRINTS, CNNFactory, SignalFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
-from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.splits import split_validation
+from esper.tasks.task_data import TaskData, TaskPart
 
 MNIST1D: Final = DataSet(
     "MNIST-1D",

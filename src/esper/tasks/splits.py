@@ -18,7 +18,7 @@ import numpy.typing as npt
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
-from esper.tasks.spec import TaskData, TaskPart
+from esper.tasks.task_data import TaskData, TaskPart
 
 SPLIT_SEED = 0
 """Seed of the splits of tasks."""

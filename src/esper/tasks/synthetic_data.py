@@ -17,8 +17,9 @@ import numpy as np
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
-from esper.tasks.spec import PARTS, DataFiles, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
 from esper.tasks.synthetic_images import SyntheticImages
+from esper.tasks.task_data import PARTS, DataFiles, TaskData, TaskPart
 
 SUCCESSORS: Final = 4
 """Likely next tokens of each token."""

@@ -18,8 +18,9 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
-from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.statistics import channel_statistics
+from esper.tasks.task_data import PARTS, TaskData, TaskPart
 
 GRID: Final = 4
 """Maximum patches per side of a prototype."""

@@ -9,14 +9,14 @@ reaches 51 %, of width 16 74 % (25 passes, 2 networks each). No data folder is n
 
 Of the tables that ship with scikit-learn, wine has 178 rows, too few, and breast_cancer is at 97 %
 with the smallest host that trains (width 3, 119 parameters). On digits the width of the host
-decides, and seeds do not help: what the first layer drops, no seed restores. Bare hosts of width 6,
+decides, and seeds do not help: what the first layer drops, no seed restores. Hosts of width 6,
 8 and 12 reach 85, 93 and 96 %, with an mlp in the first slot 80, 90 and 95 % (8 hosts each, budget
 of 3, rate 0.05; at 0.2 hosts of width 6 differ by 25 points). So `digits_tabular` is a task where
 leaving the host as it is pays, `clusters_tabular` one where growth pays.
 
 The width of the host of `clusters_tabular`, 12, is above the number of columns, so nothing is
 dropped. With 120 passes it reaches 68.9 %, with 480 69.4 %; with an mlp in the first slot 74.8 and
-76.2 % at the same compute (4 hosts each). Rates of 0.1, 0.2 and 0.5 in plain PyTorch: bare 67.5,
+76.2 % at the same compute (4 hosts each). Rates of 0.1, 0.2 and 0.5 in plain PyTorch: host 67.5,
 67.4, 61.6 %, with mlps 71.4, 73.5, 72.5 % (2 networks each, 30 passes).
 
 Shape letters: N rows, F columns.
@@ -35,8 +35,9 @@ from esper.tasks.digits import load_digits_data
 from esper.tasks.hosts import MLP_BLUEPRINTS, MLPFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
-from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.splits import split_validation, stratified_indices
+from esper.tasks.task_data import PARTS, TaskData, TaskPart
 
 CLASSES: Final = 10
 COLUMNS: Final = 10

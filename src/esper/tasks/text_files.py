@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from esper.leyline.errors import EsperError, unknown_name
 from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
-from esper.tasks.spec import PARTS, TaskData, TaskPart
 from esper.tasks.splits import sequences, split_blocks
+from esper.tasks.task_data import PARTS, TaskData, TaskPart
 
 Unit = Literal["characters", "bytes"]
 Codes = npt.NDArray[np.uint32]

@@ -1,6 +1,6 @@
 """The compute clock: every member spends the same compute, in equal shares per step.
 
-A step grants each member `batches_per_step * budget` batches of the bare host. A member whose
+A step grants each member `batches_per_step * budget` batches of the host. A member whose
 network costs c times as much trains on 1/c as many; what is left over is carried to the next step.
 
 Shape letters: E members.
@@ -18,12 +18,12 @@ _ROUNDING = 1e-9
 
 
 class ComputeClock:
-    """Counts compute in batches of the bare host."""
+    """Counts compute in batches of the host."""
 
     def __init__(self, members: int, batches_per_step: int, steps: int) -> None:
         self.batches_per_step, self.steps = batches_per_step, steps
         self.budget = 1.0
-        """In training runs of the bare host: `batches_per_step * steps` batches each."""
+        """In training runs of the host: `batches_per_step * steps` batches each."""
         self.trained_E: Ints = np.zeros(members, dtype=np.int64)
         """Batches trained on in this episode."""
         self.spent_E: Doubles = np.zeros(members)
@@ -55,7 +55,7 @@ class ComputeClock:
 
     @property
     def runs_E(self) -> Doubles:
-        """Compute spent, in training runs of the bare host."""
+        """Compute spent, in training runs of the host."""
         return self.spent_E / (self.batches_per_step * self.steps)
 
     @property

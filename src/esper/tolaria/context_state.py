@@ -39,18 +39,19 @@ from esper.tasks.contexts import (
 )
 from esper.tasks.objectives import Objective
 from esper.tasks.scoring import MAIN_PASSES, SHADOW_PASSES, added
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.compute_clock import ComputeClock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawLimits:
-    """The bare host and the fullest topology, between which caps and budgets are drawn."""
+    """The host and the fullest topology, between which caps and budgets are drawn."""
 
     costs: SeedCosts
     fits_SK: Bools
     fullest_cost: float
-    """Training cost of the fullest topology, relative to the bare host's."""
+    """Training cost of the fullest topology, relative to the host's."""
 
 
 class ContextState:
@@ -173,10 +174,10 @@ class ContextState:
         return self.task.score
 
     def cost_E(self) -> Doubles:
-        """Training cost of a batch now, relative to the bare host's."""
+        """Training cost of a batch now, relative to the host's."""
         life = self.population.lifecycle
-        incubating_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
-        return self.training_costs.relative(life.blueprint_ES, life.alpha_ES, incubating_ES)
+        training_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
+        return self.training_costs.relative(life.blueprint_ES, life.alpha_ES, training_ES)
 
     # ---- observations -------------------------------------------------------------------------
 

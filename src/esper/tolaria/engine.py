@@ -35,7 +35,8 @@ from esper.leyline.signals import Counterfactuals, GovernorVerdicts, TrainingSig
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import build_masks
 from esper.tasks.scoring import suffix_macs
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.action_execution import bootstrap_targets, execute_actions
 from esper.tolaria.batch_ops import RowTotals
 from esper.tolaria.context_state import ContextState, gates_allowed

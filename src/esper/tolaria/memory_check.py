@@ -14,7 +14,8 @@ import torch
 
 from esper.device.memory import free_bytes
 from esper.leyline.errors import EsperError
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 
 _INDEX_BYTES: Final = 8
 """Bytes of an index and of a history entry (int64, float64)."""

@@ -2,7 +2,7 @@
 
 There is one decision per slot, in execution order, with the slot forced by the masks. The policy
 sees the fresh hosts. All but the last decision have reward 0; the last one pays the change of score
-that planting caused, so that rewards still sum to the final minus the bare host's score.
+that planting caused, so that rewards still sum to the final minus the host's score.
 
 Shape letters: E members, S slots.
 """

@@ -34,9 +34,9 @@ class HostContexts(ArrayStruct):
     macs_cap_N: Doubles
     """Most multiply-accumulates; inf: no cap."""
     budget_N: Doubles
-    """Compute budget in training runs of the bare host."""
+    """Compute budget in training runs of the host."""
     groups_N: Ints
-    """Classes to tell apart."""
+    """Number of classes."""
 
     @classmethod
     def of(cls, engine: VectorizedEngine) -> HostContexts:

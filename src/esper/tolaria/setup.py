@@ -24,7 +24,8 @@ from esper.kasmina.ops.block_cpu import unsupported_reason as blocks_unsupported
 from esper.kasmina.ops.fused import input_buffer
 from esper.kasmina.population import Population
 from esper.leyline.compute import GraphMode, KernelName, Precision
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_state import ParallelEnvState

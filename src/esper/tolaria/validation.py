@@ -26,7 +26,8 @@ from esper.leyline.errors import EsperError
 from esper.tasks.context_data import RoundData
 from esper.tasks.objectives import Merit, Objective
 from esper.tasks.scoring import language_accuracy
-from esper.tasks.spec import TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData, TaskPart
 from esper.tolaria.batch_ops import (
     RowTotals,
     classification_merit,

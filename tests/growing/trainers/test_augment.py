@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from captured_support import StandIn, digest, image_data, make_job, make_task, train_all
+from captured_support import FakeMachine, digest, image_data, make_job, make_task, train_all
 from esper.growing.trainers.augment import (
     CUTOUT,
     LEVELS,
@@ -95,9 +95,9 @@ def test_a_run_with_augmentation_is_the_same_captured_and_differs_from_one_witho
 
     task = make_task(image_data())
     jobs = [make_job(net, n, tmp_path, batches=12, augment="flip+shift") for n in range(2)]
-    captured = train_all(CapturedTrainer(task, machine=StandIn()), jobs)
+    captured = train_all(CapturedTrainer(task, machine=FakeMachine()), jobs)
     for job in jobs:
-        program = Kinds(task, StandIn().capture).program(job)
+        program = Kinds(task, FakeMachine().capture).program(job)
         while not program.done:
             program.run_eager()
         assert digest(captured[job.number]) == digest(program.outcome(program.how("eager")))
@@ -178,7 +178,7 @@ def test_samples_and_targets_are_mixed_alike(tmp_path):
 
     task = make_task(image_data())
     job = make_job(net, 0, tmp_path, batches=1, augment="mixup")
-    program = Kinds(task, StandIn().capture).program(job)
+    program = Kinds(task, FakeMachine().capture).program(job)
     outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     share = float(program._augment.kept(7))
     mean = nn.functional.cross_entropy
@@ -192,6 +192,6 @@ def test_labels_are_smoothed_by_the_share_of_the_run(tmp_path):
                    label_smoothing=0.25)  # fmt: skip
     outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     wanted = nn.functional.cross_entropy(outputs, targets, label_smoothing=0.25)
-    program = Kinds(task, StandIn().capture).program(job)
+    program = Kinds(task, FakeMachine().capture).program(job)
     assert torch.allclose(program.loss(outputs, targets, 0), wanted)
     assert torch.equal(task.loss(outputs, targets), nn.functional.cross_entropy(outputs, targets))

@@ -1,6 +1,6 @@
 """Runs trained side by side by replays are those that a plain loop trains, in any company.
 
-On a CPU, with a stand-in for the GPU; tests/cuda/test_captured_runs.py has the same promises there.
+On a CPU, with a fake GPU; tests/cuda/test_captured_runs.py has the same promises there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 
 from captured_support import (
     CPU,
-    StandIn,
+    FakeMachine,
     digest,
     make_job,
     make_task,
@@ -90,7 +90,7 @@ class UnknownDraws(Own):
 
 def reference(job) -> tuple:
     """The run alone, batch after batch, without replays."""
-    kinds = Kinds(TASK, StandIn().capture)
+    kinds = Kinds(TASK, FakeMachine().capture)
     program = kinds.program(job)
     while not program.done:
         program.run_eager()
@@ -111,8 +111,8 @@ def jobs_of(folder, makes=(mlp,), count=5, batches=20, **recipe):
 def test_replayed_runs_are_the_eager_ones_in_any_company(tmp_path, make):
     jobs = jobs_of(tmp_path, (make,))
     alone = {job.number: reference(job) for job in jobs}
-    together = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs)
-    reverse = train_all(CapturedTrainer(TASK, lanes=2, machine=StandIn()), jobs[::-1])
+    together = train_all(CapturedTrainer(TASK, machine=FakeMachine()), jobs)
+    reverse = train_all(CapturedTrainer(TASK, lanes=2, machine=FakeMachine()), jobs[::-1])
     for number, expected in alone.items():
         assert digest(together[number]) == expected
         assert digest(reverse[number]) == expected
@@ -120,7 +120,7 @@ def test_replayed_runs_are_the_eager_ones_in_any_company(tmp_path, make):
 
 
 def test_every_batch_but_the_first_is_replayed_on_the_lane_of_its_run(tmp_path):
-    machine = StandIn()
+    machine = FakeMachine()
     trainer = CapturedTrainer(TASK, lanes=2, machine=machine)
     train_all(trainer, jobs_of(tmp_path, count=3, batches=10))
     runs = [line for line in machine.log if line in ("capture on 0", "capture on 1")]
@@ -195,18 +195,18 @@ def test_batches_from_the_host_are_copied_to_fixed_addresses():
 )
 def test_what_a_replay_would_get_wrong_trains_eagerly_and_says_why(tmp_path, make, reason):
     jobs = [make_job(make, i, tmp_path, batches=8) for i in range(2)]
-    machine = StandIn()
+    machine = FakeMachine()
     found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
     for outcome in found.values():
         assert outcome.how.trainer == "eager"
         assert reason in outcome.how.note
         assert outcome.trained == 8
-    alone = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs[1:])
+    alone = train_all(CapturedTrainer(TASK, machine=FakeMachine()), jobs[1:])
     assert digest(alone[1]) == digest(found[1])
 
 
 def test_a_capture_that_fails_means_eager_and_the_reason(tmp_path):
-    machine = StandIn()
+    machine = FakeMachine()
 
     def fail(capture):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
@@ -239,7 +239,7 @@ class Endless:
 def train_on_stream(jobs, **settings):
     source = Endless()
     task = replace(TASK, train=StreamReader(source, TASK.inputs, 0, CPU))
-    trainer = CapturedTrainer(task, lanes=2, machine=StandIn(), **settings)
+    trainer = CapturedTrainer(task, lanes=2, machine=FakeMachine(), **settings)
     return train_all(trainer, jobs), source.opened
 
 
@@ -261,7 +261,7 @@ def test_a_run_does_not_join_those_that_are_further_in_the_stream(tmp_path):
 
 def test_sgd_is_replayed_as_it_is_eager(tmp_path):
     job = make_job(mlp, 0, tmp_path, optimizer="sgd", batches=20)
-    found = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])
+    found = train_all(CapturedTrainer(TASK, machine=FakeMachine()), [job])
     assert digest(found[0]) == reference(job)
 
 
@@ -277,14 +277,14 @@ class Unrepeatable(Own):
 
 def test_kernels_that_round_differently_each_time_are_captured_and_not_called_bitwise(tmp_path):
     found = train_all(
-        CapturedTrainer(TASK, machine=StandIn()), [make_job(Unrepeatable, 0, tmp_path)]
+        CapturedTrainer(TASK, machine=FakeMachine()), [make_job(Unrepeatable, 0, tmp_path)]
     )
     assert found[0].how.trainer == "captured"
     assert not found[0].how.bitwise
 
 
 def test_a_kind_of_network_is_tried_once(tmp_path):
-    machine = StandIn()
+    machine = FakeMachine()
     trainer = CapturedTrainer(TASK, machine=machine)
     train_all(trainer, jobs_of(tmp_path, (mlp, with_dropout), count=6, batches=8))
     train_all(trainer, jobs_of(tmp_path, (mlp, with_dropout), count=2, batches=8))
@@ -318,7 +318,7 @@ def test_a_diverging_run_ends_alone(tmp_path):
     jobs = jobs_of(tmp_path, count=3, batches=40)
     nan = replace(jobs[2], build=lambda: Explodes())
     kept = {job.number: reference(job) for job in jobs if job.number != 2}
-    found = train_all(CapturedTrainer(TASK, machine=StandIn()), [*jobs[:2], nan, *jobs[3:]])
+    found = train_all(CapturedTrainer(TASK, machine=FakeMachine()), [*jobs[:2], nan, *jobs[3:]])
     assert not found[2].finite
     assert found[2].trained == 2  # where the loss is looked at first
     assert all(digest(found[number]) == expected for number, expected in kept.items())
@@ -352,7 +352,7 @@ class Explodes(Own):
 # ---- admission, stop, checkpoints -----------------------------------------------------------
 
 
-class Tight(StandIn):
+class Tight(FakeMachine):
     """Each captured run takes some memory until it is released."""
 
     def __init__(self, fits: int, monkeypatch) -> None:
@@ -412,7 +412,7 @@ def test_at_most_24_at_a_time_and_jobs_are_taken_as_there_is_room(tmp_path):
             yield job
 
     running = []
-    outcomes = CapturedTrainer(TASK, machine=StandIn()).train(jobs(), never)
+    outcomes = CapturedTrainer(TASK, machine=FakeMachine()).train(jobs(), never)
     for outcome in outcomes:
         running.append(outcome.number)
         assert len(taken) - len(running) < 24
@@ -430,12 +430,12 @@ def test_a_stop_saves_and_judges_what_is_under_way_and_resume_is_bitwise(tmp_pat
         calls.append(running)
         return len(calls) == 3
 
-    cut = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs, stop)
+    cut = train_all(CapturedTrainer(TASK, machine=FakeMachine()), jobs, stop)
     assert sorted(cut) == [0, 1, 2]
     assert all(0 < outcome.trained < 60 for outcome in cut.values())
     saved = [Program(job, TASK, replace(PLAIN, captured=True)).trained for job in jobs]
     assert saved == [cut[job.number].trained for job in jobs], "nothing is queued after the stop"
-    resumed = train_all(CapturedTrainer(TASK, lanes=3, machine=StandIn()), jobs[::-1])
+    resumed = train_all(CapturedTrainer(TASK, lanes=3, machine=FakeMachine()), jobs[::-1])
     assert {number: digest(outcome) for number, outcome in resumed.items()} == expected
 
 
@@ -443,11 +443,11 @@ def test_runs_are_saved_on_the_way(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(captured, "STARTING_SECONDS", 0.0)  # else they end before the second starts
     jobs = jobs_of(tmp_path, count=2)
-    found = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs)
+    found = train_all(CapturedTrainer(TASK, machine=FakeMachine()), jobs)
     assert all(job.checkpoint.exists() for job in jobs)
     middle = Program(jobs[0], TASK, replace(PLAIN, captured=True)).trained
     assert 0 < middle < 20
-    again = train_all(CapturedTrainer(TASK, machine=StandIn()), jobs)
+    again = train_all(CapturedTrainer(TASK, machine=FakeMachine()), jobs)
     assert digest(again[0]) == digest(found[0])
 
 
@@ -457,7 +457,7 @@ def test_the_generators_and_settings_of_the_caller_stay_as_they_are(tmp_path):
     expected = torch.rand(1), random.random()
     torch.manual_seed(5)
     random.seed(5)
-    for _ in CapturedTrainer(TASK, machine=StandIn()).train(
+    for _ in CapturedTrainer(TASK, machine=FakeMachine()).train(
         iter(jobs_of(tmp_path, (with_dropout,), count=2)), never
     ):
         pass
@@ -471,7 +471,7 @@ def test_unused_parameters_keep_no_gradient(tmp_path):
             self.other = nn.Linear(4, 4)
 
     job = make_job(Unused, 0, tmp_path)
-    outcome = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])[0]
+    outcome = train_all(CapturedTrainer(TASK, machine=FakeMachine()), [job])[0]
     assert outcome.how.trainer == "captured"
     assert torch.equal(outcome.weights["other.weight"], job.build().other.weight)
 

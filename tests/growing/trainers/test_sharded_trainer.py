@@ -168,9 +168,9 @@ def test_no_run_is_taken_after_a_stop(tmp_path):
 )
 def test_all_ranks_end_with_one_line(tmp_path, name: str, says: str):
     done = start_ranks(RANKS, tmp_path, name)
-    told = done.stderr.strip().splitlines()
-    assert (done.returncode, len(told)) == (2, RANKS), done.stderr
-    assert all(says in line for line in told)
+    reported = done.stderr.strip().splitlines()
+    assert (done.returncode, len(reported)) == (2, RANKS), done.stderr
+    assert all(says in line for line in reported)
 
 
 # ---- units ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from esper.storage.folder_lock import FolderLock
 from esper.storage.run_files import EVENTS, POLICY, RUN, RUN_SCHEMA
 from tui_support import screen_text
 
-LONGEST = 90.0
+MAX_SECONDS = 90.0
 """Seconds to wait for a run to begin, on a machine that does much else."""
 SMALL = ("--task", "synthetic", "--envs", "2", "--episode-length", "6", "--batches-per-step", "1",
          "--batch-size", "16", "--device", "cpu", "--quiet")  # fmt: skip
@@ -126,8 +126,8 @@ async def settle(app, pilot) -> None:
 
 
 def test_attaches_to_a_live_run_and_survives_its_kill(tmp_path):
-    words = ["train", "random", *SMALL, "--rounds", "100000", "--runs", str(tmp_path)]
-    job = subprocess.Popen([sys.executable, "-m", "esper.scripts.main", *words])
+    argv = ["train", "random", *SMALL, "--rounds", "100000", "--runs", str(tmp_path)]
+    job = subprocess.Popen([sys.executable, "-m", "esper.scripts.main", *argv])
     try:
         run = wait_for(lambda: next(iter(views.list_runs(tmp_path)), None)).path
         rounds, live, after = asyncio.run(watch(run, job))
@@ -148,7 +148,7 @@ async def watch(run: Path, job: subprocess.Popen[bytes]) -> tuple[tuple[int, int
         assert isinstance(screen, RunScreen)
 
         async def until(holds) -> None:
-            ends = time.monotonic() + LONGEST
+            ends = time.monotonic() + MAX_SECONDS
             while not (screen.shot and holds(screen.shot)):
                 assert time.monotonic() < ends
                 await pilot.pause(0.1)
@@ -164,7 +164,7 @@ async def watch(run: Path, job: subprocess.Popen[bytes]) -> tuple[tuple[int, int
 
 
 def wait_for(find):
-    ends = time.monotonic() + LONGEST
+    ends = time.monotonic() + MAX_SECONDS
     while (found := find()) is None:
         assert time.monotonic() < ends
         time.sleep(0.1)

@@ -101,7 +101,9 @@ def grow_shot() -> RunShot:
                             900, Estimate(0.7 + i / 10, 0.6, 0.9), 0.8, True, i == 0, i == 2)
         for i in range(3)
     )  # fmt: skip
-    return RunShot(summary, frontier=points)
+    curve = views.NetworkCurve("2", ("", "conv_light"), "x0.5", "grown", "", 0.03, "rate 0.03", 300,
+                               900, True, ())  # fmt: skip
+    return RunShot(summary, frontier=points, curves=(curve,))
 
 
 def test_search_shows_frontier_and_pick():
@@ -111,6 +113,7 @@ def test_search_shows_frontier_and_pick():
     assert "conv_light helps" in text
     networks = shown(grow_shot(), size, ("2",))
     assert "empty, conv_light" in networks
+    assert "empty, conv_light; rate 0.03" in shown(grow_shot(), LARGE)
 
 
 def test_comparison_draws_intervals_on_one_scale():

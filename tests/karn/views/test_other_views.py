@@ -58,6 +58,57 @@ def test_a_search_tells_its_frontier_and_its_budget(grown):
     assert "given" in {curve.origin for curve in curves}
 
 
+def write_rows(grown, folder, *changes):
+    """A copy of a search whose runs are copies of its first with some entries changed."""
+    shutil.copytree(grown, folder)
+    document = json.loads((folder / "search.json").read_text())
+    first, rows = document["rows"][0], []
+    for number, change in enumerate(changes):
+        of_recipe = {name: value for name, value in change.items() if name in first["recipe"]}
+        of_row = {name: value for name, value in change.items() if name not in first["recipe"]}
+        rows.append(first | {"number": number, "recipe": first["recipe"] | of_recipe} | of_row)
+    (folder / "search.json").write_text(json.dumps(seal(document | {"rows": rows})))
+    return first
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"augment": "shift"}, "augmentation shift"),
+        ({"weight_decay": 0.25}, "weight decay 0.25"),
+        ({"label_smoothing": 0.1}, "label smoothing 0.1"),
+        ({"lr": 0.123}, "rate 0.123"),
+        ({"optimizer": "other"}, "optimizer other"),
+        ({"clip": 9.0}, "clip 9"),
+        ({"seed": 77}, "seed 77"),
+        ({"start": 5}, "weights of run 5"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_runs_of_different_recipes_or_seeds_are_different_curves(grown, tmp_path, change, text):
+    write_rows(grown, tmp_path / "run", {}, change)
+    assert {one.recipe for one in views.read_curves(tmp_path / "run")} == {"", text}
+
+
+def test_runs_that_differ_in_length_alone_are_one_curve(grown, tmp_path):
+    first = write_rows(grown, tmp_path / "run", {}, {"batches": 7, "trained": 7, "score": 0.1})
+    (curve,) = views.read_curves(tmp_path / "run")
+    full = first["recipe"]["batches"]
+    assert [point.length for point in curve.points] == pytest.approx([7 / full, 1.0])
+    assert curve.recipe == ""
+
+
+def test_lengths_of_runs_are_compared_by_samples_whatever_their_batch_size(grown, tmp_path):
+    recipe = read_table(grown).rows[0].recipe
+    halved = {"batch_size": 2 * recipe.batch_size, "batches": recipe.batches // 2}
+    write_rows(grown, tmp_path / "run", {}, halved | {"trained": recipe.batches // 2})
+    curves = {one.recipe: one for one in views.read_curves(tmp_path / "run")}
+    assert set(curves) == {"", f"batch size {2 * recipe.batch_size}"}
+    lengths = [point.length for curve in curves.values() for point in curve.points]
+    assert lengths == pytest.approx([1.0, 1.0], abs=0.5 / recipe.batches * 2)
+    assert all(curve.finished for curve in curves.values())
+
+
 def test_a_search_by_a_metric_that_falls_lists_the_lowest_first(grown, tmp_path):
     shutil.copytree(grown, tmp_path / "run")
     document = json.loads((tmp_path / "run" / "search.json").read_text())
@@ -96,11 +147,11 @@ def test_a_search_without_a_result_was_killed(grown, tmp_path):
 def test_a_comparison_tells_what_its_report_tells(compared):
     found = views.run_summary(compared)
     assert (found.kind, found.state, found.done) == (RunKind.COMPARE, RunState.FINISHED, 2)
-    told = {
+    reported = {
         one["label"]: one for one in json.loads((compared / "compare.json").read_text())["policies"]
     }
     for contender in views.read_contenders(compared):
-        standing = told[contender.label]["standings"][0]
+        standing = reported[contender.label]["standings"][0]
         assert contender.score.value == pytest.approx(standing["mean"]["value"])
         assert contender.score.low == pytest.approx(standing["mean"]["low"])
         assert contender.is_reference == (contender.label == "wait")

@@ -134,8 +134,8 @@ def test_pages_fit_a_phone(own, scheme):
 def test_a_page_opens_with_the_token_alone(own, tmp_path):
     (tmp_path / "token").write_text("0123456789abcdef")
     (tmp_path / "token").chmod(0o600)
-    words = ("--token-file", str(tmp_path / "token"))
-    with server(own, *words) as (address, _), browser() as page:
+    argv = ("--token-file", str(tmp_path / "token"))
+    with server(own, *argv) as (address, _), browser() as page:
         address = address.partition("?")[0]
         assert page.goto(address).status == 401
         page.goto(f"{address}?token=0123456789abcdef")

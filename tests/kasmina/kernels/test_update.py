@@ -176,9 +176,9 @@ def test_a_population_with_seeds_trains_as_with_torchs_update(kind, monkeypatch)
         population.plant([1], "r0c1", "conv_light", BlendStyle.ADD)
         x, y = (part.to(DEVICE) for part in batch(2, size=3))
         for _ in range(2):
-            told = population.train_batch(x, y)
+            reported = population.train_batch(x, y)
         bank = population.network.banks[1, 1].flat_EP.detach()
-        trained[ours] = population.network.host.flat_EP.detach(), bank, told.host_grad_norm_E
+        trained[ours] = population.network.host.flat_EP.detach(), bank, reported.host_grad_norm_E
     for found, expected in zip(trained[True], trained[False], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(trained[True][1][0], trained[False][1][0])

@@ -1,6 +1,6 @@
 """Graph replay of `act`: same numbers as eager, and results are never overwritten.
 
-The stand-in records the work of a step and runs that very work again, whatever the caller has in
+The fake records the work of a step and runs that very work again, whatever the caller has in
 mind by then; between steps every room is filled with rubbish, as other graphs of the pool would.
 """
 
@@ -89,7 +89,7 @@ def graphed(it: PPOAgent, recorder: object = None) -> PPOAgent:
 
 
 def pair(**settings: object) -> tuple[PPOAgent, PPOAgent]:
-    """The same agent by replay and as told."""
+    """The same agent by replay and eagerly."""
     return graphed(shaken(agent(**settings))), shaken(agent(**settings))
 
 
@@ -223,7 +223,7 @@ def test_a_capture_that_fails_leaves_the_numbers_alone(caplog):
     assert one.graphs.eager == 4 * T
 
 
-def test_under_autocast_steps_are_computed_as_told():
+def test_under_autocast_steps_are_computed_eagerly():
     one, two = pair()
     with bfloat16_passes("cpu"), torch.autocast("cpu", dtype=torch.bfloat16):
         assert_same(acts_of(one, 4), acts_of(two, 4))

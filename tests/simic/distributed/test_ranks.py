@@ -7,7 +7,7 @@ import pytest
 
 from esper.leyline.errors import EsperError
 from esper.simic.distributed.environment import world_size
-from esper.simic.distributed.ranks import ALONE
+from esper.simic.distributed.ranks import SINGLE_PROCESS
 from esper.simic.distributed.world import World
 from rank_driver import fork_ranks, update_on_noise
 
@@ -24,7 +24,7 @@ def ranks(tmp_path_factory, alone):
 
 @pytest.fixture(scope="module")
 def alone():
-    return update_on_noise(ALONE, MEMBERS, PPO)
+    return update_on_noise(SINGLE_PROCESS, MEMBERS, PPO)
 
 
 def test_every_member_has_one_rank(ranks):

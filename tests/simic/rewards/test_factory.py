@@ -21,7 +21,7 @@ every = pytest.mark.parametrize(("mode", "family"), EVERY)
 
 
 @pytest.fixture(scope="module")
-def told():
+def reported():
     return Story(np.random.default_rng(3), fossilize=True).play()
 
 
@@ -31,11 +31,11 @@ def test_every_name_makes_a_reward(mode, family):
     assert set(MODES) == set(REWARD_MODES)
 
 
-def test_score_is_the_default_and_both_ways_to_it_agree(told):
+def test_score_is_the_default_and_both_ways_to_it_agree(reported):
     plain = make_reward(RewardConfig(), RULE)
     assert isinstance(plain, ScoreReward)
     general = MODES["score"](RewardConfig(), RULE)
-    assert np.array_equal(totals(pay(plain, told)), totals(pay(general, told)))
+    assert np.array_equal(totals(pay(plain, reported)), totals(pay(general, reported)))
 
 
 BAD = {
@@ -59,10 +59,10 @@ def test_wrong_settings_are_refused_in_one_line(line):
 # ---- the baseline curve -------------------------------------------------------------------
 
 
-def test_the_curve_of_waiting_is_taken_off_and_telescopes(told):
-    curve = np.linspace(0.1, 0.7, len(told) + 1) ** 2
-    plain = pay(make_reward(RewardConfig(), RULE), told)
-    reduced = pay(make_reward(RewardConfig(), RULE, curve), told)
+def test_the_curve_of_waiting_is_taken_off_and_telescopes(reported):
+    curve = np.linspace(0.1, 0.7, len(reported) + 1) ** 2
+    plain = pay(make_reward(RewardConfig(), RULE), reported)
+    reduced = pay(make_reward(RewardConfig(), RULE, curve), reported)
     for t, (a, b) in enumerate(zip(plain, reduced, strict=True)):
         np.testing.assert_allclose(b.part("baseline"), curve[t] - curve[t + 1])
         np.testing.assert_allclose(b.total, a.total + curve[t] - curve[t + 1])
@@ -94,39 +94,39 @@ def test_a_curve_that_does_not_fit_is_refused():
 
 @every
 @pytest.mark.parametrize("at", [0, 13, 30])
-def test_a_resumed_reward_pays_as_one_that_was_never_stopped(mode, family, at, told):
+def test_a_resumed_reward_pays_as_one_that_was_never_stopped(mode, family, at, reported):
     through = reward_of(mode, family)
-    expected = totals(pay(through, told))
+    expected = totals(pay(through, reported))
     first = reward_of(mode, family)
-    pay(first, told[:at])
+    pay(first, reported[:at])
     state = first.state()
-    pay(first, told[at : at + 3])  # the state is a copy
+    pay(first, reported[at : at + 3])  # the state is a copy
     resumed = reward_of(mode, family)
     resumed.load_state(state)
-    assert np.array_equal(totals(pay(resumed, told[at:])), expected[at:])
+    assert np.array_equal(totals(pay(resumed, reported[at:])), expected[at:])
 
 
 @every
-def test_every_episode_starts_afresh(mode, family, told):
+def test_every_episode_starts_afresh(mode, family, reported):
     reward = reward_of(mode, family)
-    first = totals(pay(reward, told))
-    pay(reward, told[:20])
-    assert np.array_equal(totals(pay(reward, told)), first)
+    first = totals(pay(reward, reported))
+    pay(reward, reported[:20])
+    assert np.array_equal(totals(pay(reward, reported)), first)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in REWARD_MODES if mode != "score"])
-def test_a_step_is_paid_once_in_its_turn(mode, told):
+def test_a_step_is_paid_once_in_its_turn(mode, reported):
     reward = reward_of(mode)
-    line = refused(lambda: reward(told[3]))
+    line = refused(lambda: reward(reported[3]))
     assert f"reward '{mode}' called for step 3, expected step 0" in line
-    pay(reward, told[:3])
-    assert "step 2, expected step 3" in refused(lambda: reward(told[2]))
-    assert np.isfinite(reward(told[3])[0]).all(), "a refusal changes nothing"
+    pay(reward, reported[:3])
+    assert "step 2, expected step 3" in refused(lambda: reward(reported[2]))
+    assert np.isfinite(reward(reported[3])[0]).all(), "a refusal changes nothing"
 
 
-def test_states_of_something_else_are_refused(told):
+def test_states_of_something_else_are_refused(reported):
     escrow, shaped, loss = (reward_of("escrow"), reward_of("shaped"), reward_of("escrow", "loss"))
-    pay(escrow, told[:5])
+    pay(escrow, reported[:5])
     state = escrow.state()
     for other in (shaped, loss, reward_of("score")):
         assert "resume with the same reward mode and family" in refused(
@@ -137,7 +137,7 @@ def test_states_of_something_else_are_refused(told):
     halves = {name: value[:1] if value.ndim else value for name, value in state.items()}
     resumed = reward_of("escrow")
     resumed.load_state(halves)
-    line = refused(lambda: resumed(told[5]))
+    line = refused(lambda: resumed(reported[5]))
     assert "2 members in the middle of an episode of 1" in line
 
 
@@ -151,10 +151,10 @@ def accuracy_alone(inputs, /):
     return components.total, components
 
 
-def test_a_function_is_a_reward(told):
+def test_a_function_is_a_reward(reported):
     assert isinstance(accuracy_alone, RewardProtocol)
-    change = told[-1].accuracy_E - told[0].accuracy_before_E
-    np.testing.assert_allclose(totals(pay(accuracy_alone, told)).sum(axis=0), change)
+    change = reported[-1].accuracy_E - reported[0].accuracy_before_E
+    np.testing.assert_allclose(totals(pay(accuracy_alone, reported)).sum(axis=0), change)
 
 
 # ---- the page about it ---------------------------------------------------------------------
@@ -162,17 +162,17 @@ def test_a_function_is_a_reward(told):
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
 
 
-def test_the_page_runs_as_written_and_names_everything(told):
+def test_the_page_runs_as_written_and_names_everything(reported):
     text = PAGE.read_text()
     names = {"__name__": "rewards_page"}
     for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
         exec(compile(block, str(PAGE), "exec"), names)
-    pay(names["accuracy_alone"], told)
-    assert totals(pay(names["reward"], told)).any()
+    pay(names["accuracy_alone"], reported)
+    assert totals(pay(names["reward"], reported)).any()
     for mode, family in EVERY:
         assert f"| `{mode}` |" in text
         assert f"`{family}`" in text
-        for part in pay(reward_of(mode, family), told[:1])[0].names:
+        for part in pay(reward_of(mode, family), reported[:1])[0].names:
             assert part in text, f"{part} of {mode} is not explained"
     for field in dataclasses.fields(RewardConfig):
         if field.name not in ("mode", "family"):

@@ -156,8 +156,8 @@ def test_a_loss_that_is_no_number_changes_nothing_until_there_is_one_again():
         ("loss", [{"loss_E": 0.5}, {"loss_E": np.nan}, {"loss_E": 0.2}]),
         ("contribution", [{"accuracy_E": 0.5}, {"accuracy_E": np.inf}, {"accuracy_E": 0.8}]),
     ):
-        told = [step_inputs(t, 3, **changed) for t, changed in enumerate(fields)]
-        paid = pay(reward_of("basic", family), told)
+        reported = [step_inputs(t, 3, **changed) for t, changed in enumerate(fields)]
+        paid = pay(reward_of("basic", family), reported)
         assert [float(p.part("progress")[0]) for p in paid] == near([0.5, 0, 0.3])
 
 
@@ -189,10 +189,10 @@ def test_a_rollback_pays_no_end_unless_it_is_the_end(mode, family):
     """The member stood at 0.5; the snapshot is 0.2 below, in score and in relative loss."""
     back = {"rolled_back_E": True, "snapshot_score_E": 0.3, "score_before_E": 0.5}
     back |= {"snapshot_loss_E": 0.7, "snapshot_params_E": 0.0, "loss_E": np.nan}
-    told = [step_inputs(0, 2, loss_E=0.5, score_E=0.5), step_inputs(1, 2, **back)]
-    ends = pay(reward_of(mode, family), told)
+    reported = [step_inputs(0, 2, loss_E=0.5, score_E=0.5), step_inputs(1, 2, **back)]
+    ends = pay(reward_of(mode, family), reported)
     assert ends[1].part("score") == near([0.3]), "the score it was set back to"
-    midway = [told[0], step_inputs(1, 3, **back), step_inputs(2, 3, score_E=0.4, loss_E=0.6)]
+    midway = [reported[0], step_inputs(1, 3, **back), step_inputs(2, 3, score_E=0.4, loss_E=0.6)]
     midway[0] = step_inputs(0, 3, loss_E=0.5, score_E=0.5)
     paid = pay(reward_of(mode, family), midway)
     assert [float(p.part("score")[0]) for p in paid] == near([0, 0, 0.4])
@@ -208,14 +208,14 @@ def test_a_rollback_drips_nothing():
 
 
 def escrow(stages, worth, ops, **fields):
-    told = [
+    reported = [
         step_inputs(
             t, len(stages), slots=1, stage_ES=stage, alpha_ES=1.0, contribution_ES=worth[t],
             op=ops.get(t, WAIT), target_slot=0 if t in ops else -1, **fields.get(f"t{t}", {}),
         )
         for t, stage in enumerate(stages)
     ]  # fmt: skip
-    paid = pay(reward_of("escrow", advance=0.5), told)
+    paid = pay(reward_of("escrow", advance=0.5), reported)
     return {n: [float(p.part(n)[0]) for p in paid] for n in ("advance", "payout", "clawback")}
 
 
@@ -273,8 +273,8 @@ def test_a_cut_rollout_is_not_an_end():
     cut = {"t1": {"truncated_E": True}}
     found = escrow([HOLDING, HOLDING, HOLDING], [0.2, 0.4, 0.6], {}, **cut)
     assert found["advance"] == near([0.1, 0.1, 0])
-    told = [step_inputs(t, 4, score_E=0.5, truncated_E=t == 1) for t in range(4)]
-    assert totals(pay(reward_of("sparse"), told))[:, 0].tolist() == [0, 0, 0, 0.5]
+    reported = [step_inputs(t, 4, score_E=0.5, truncated_E=t == 1) for t in range(4)]
+    assert totals(pay(reward_of("sparse"), reported))[:, 0].tolist() == [0, 0, 0, 0.5]
 
 
 def test_seeds_that_members_are_born_with_have_no_account():

@@ -118,10 +118,10 @@ def planted():
 
 @pytest.mark.parametrize("mode", ["simplified", "basic_plus"])
 def test_seeds_are_paid_what_the_engine_measures(mode, planted):
-    told = [record.reward_inputs for record in planted]
-    found = np.stack([np.nan_to_num(inputs.contribution_ES).sum(axis=1) for inputs in told])
+    reported = [record.reward_inputs for record in planted]
+    found = np.stack([np.nan_to_num(inputs.contribution_ES).sum(axis=1) for inputs in reported])
     assert (found != 0).any()
-    paid = pay(reward_of(mode), told)
+    paid = pay(reward_of(mode), reported)
     if mode == "simplified":
         worth = np.stack([components.part("worth") for components in paid]).cumsum(axis=0)
         np.testing.assert_allclose(worth, found, atol=1e-12)

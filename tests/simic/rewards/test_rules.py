@@ -42,10 +42,10 @@ def story(seed: int, fossilize: bool = False):
 
 def test_the_stories_are_eventful():
     """Or the rules below would say little."""
-    told = [inputs for seed in range(5) for inputs in story(seed, fossilize=True)]
-    stages = {int(stage) for inputs in told for stage in inputs.stage_ES[GROWS]}
+    reported = [inputs for seed in range(5) for inputs in story(seed, fossilize=True)]
+    stages = {int(stage) for inputs in reported for stage in inputs.stage_ES[GROWS]}
     assert stages == set(SeedStage) - {SeedStage.GERMINATED, SeedStage.PRUNED, SeedStage.PLANTED}
-    ops = {int(inputs.actions.op[GROWS]) for inputs in told}
+    ops = {int(inputs.actions.op[GROWS]) for inputs in reported}
     assert ops == set(CLASSIC_OPS) - {LifecycleOp.ADVANCE}
 
 
@@ -69,8 +69,8 @@ def test_parts_sum_to_the_total_exactly_and_everything_is_finite(rule, seed):
 @every
 def test_a_member_is_paid_the_same_whatever_company_it_is_in(mode, family):
     """No member reads another's row."""
-    told = story(3, fossilize=True)
-    paid = totals(pay(reward_of(mode, family), told))
+    reported = story(3, fossilize=True)
+    paid = totals(pay(reward_of(mode, family), reported))
 
     def alone(value):
         if dataclasses.is_dataclass(value):
@@ -79,7 +79,7 @@ def test_a_member_is_paid_the_same_whatever_company_it_is_in(mode, family):
             )
         return value[GROWS:] if isinstance(value, np.ndarray) else value
 
-    single = totals(pay(reward_of(mode, family), [alone(inputs) for inputs in told]))
+    single = totals(pay(reward_of(mode, family), [alone(inputs) for inputs in reported]))
     assert np.array_equal(single[:, 0], paid[:, GROWS])
 
 
@@ -91,11 +91,11 @@ def test_a_member_is_paid_the_same_whatever_company_it_is_in(mode, family):
 def test_a_closed_cycle_pays_at_most_minus_its_upkeep(rule, seed):
     """Germinate, retarget, prune as you like: against waiting it never pays; `sparse`, which
     charges no upkeep, claims no more than that."""
-    (mode, _), told = rule, story(seed)
-    paid = totals(pay(reward_of(*rule), told)).cumsum(axis=0)
-    upkeep = np.cumsum([step_upkeep(inputs, RULE)[GROWS] for inputs in told])
+    (mode, _), reported = rule, story(seed)
+    paid = totals(pay(reward_of(*rule), reported)).cumsum(axis=0)
+    upkeep = np.cumsum([step_upkeep(inputs, RULE)[GROWS] for inputs in reported])
     assert upkeep[-1] > 0
-    closed = [not IS_OCCUPIED[inputs.stage_ES[GROWS]].any() for inputs in told]
+    closed = [not IS_OCCUPIED[inputs.stage_ES[GROWS]].any() for inputs in reported]
     assert closed[-1]
     gain = paid[:, GROWS] - paid[:, WAITS]
     limit = np.zeros_like(upkeep) if mode == "sparse" else -upkeep
@@ -143,10 +143,10 @@ def test_permanent_seeds_of_all_slots_count(mode):
 @settings(max_examples=10, deadline=None)
 def test_the_potential_telescopes(family, seed):
     """What was paid so far is the potential of the state, and 0 once the episode is over."""
-    told = story(seed, fossilize=True)
+    reported = story(seed, fossilize=True)
     reward = reward_of("shaped", family, stage_weight=0.02, contribution_weight=0.5)
     so_far = np.zeros(2)
-    for inputs in told:
+    for inputs in reported:
         so_far = so_far + reward(inputs)[1].part("potential")
         if inputs.episode_over:
             break
@@ -164,9 +164,9 @@ def test_the_potential_telescopes(family, seed):
 @given(seed=SEEDS)
 @settings(max_examples=5, deadline=None)
 def test_shaping_leaves_the_return_of_the_score_as_it_was(family, seed):
-    told = story(seed, fossilize=True)
-    shaped = totals(pay(reward_of("shaped", family), told)).sum(axis=0)
-    plain = totals(pay(reward_of("score", family), told)).sum(axis=0)
+    reported = story(seed, fossilize=True)
+    shaped = totals(pay(reward_of("shaped", family), reported)).sum(axis=0)
+    plain = totals(pay(reward_of("score", family), reported)).sum(axis=0)
     np.testing.assert_allclose(shaped, plain, atol=1e-9)
 
 
@@ -183,7 +183,7 @@ SEED_PARTS = {
 @pytest.mark.parametrize("mode", SEED_PARTS)
 def test_a_seed_earns_what_the_counterfactual_says_not_the_hosts_progress(mode):
     """Another host, that learns more, with the same contributions: the same for its seeds."""
-    told = story(3, fossilize=True)
+    reported = story(3, fossilize=True)
     better = [
         dataclasses.replace(
             inputs,
@@ -194,9 +194,9 @@ def test_a_seed_earns_what_the_counterfactual_says_not_the_hosts_progress(mode):
             loss_E=inputs.loss_E / (t + 2),
             loss_before_E=inputs.loss_before_E / (t + 1),
         )
-        for t, inputs in enumerate(told)
+        for t, inputs in enumerate(reported)
     ]
-    paid = [pay(reward_of(mode), s) for s in (told, better)]
+    paid = [pay(reward_of(mode), s) for s in (reported, better)]
     earned = 0.0
     for plain, more in zip(*paid, strict=True):
         for name in SEED_PARTS[mode]:
@@ -241,8 +241,8 @@ class Snapshot(NamedTuple):
 def rolled_back(seed: int, at: int):
     """A story in which member 1 is set back at a step to where it stood before step `at - 3`: its
     live seeds are gone, its figures are the snapshot's, and what was measured is broken."""
-    told = list(story(seed, fossilize=True))
-    inputs = told[at]
+    reported = list(story(seed, fossilize=True))
+    inputs = reported[at]
     stage = inputs.stage_ES.copy()
     gone = IS_LIVE[stage] & (np.arange(2) == GROWS)[:, None]
     stage[gone] = SeedStage.PRUNED
@@ -250,12 +250,12 @@ def rolled_back(seed: int, at: int):
     veto = np.where(broken, VetoReason.GOVERNOR, 0).astype(np.int8)
     taken = max(at - 3, 0)
     snapshot = Snapshot(
-        score=told[taken].score_before_E[GROWS],
-        accuracy=told[taken].accuracy_before_E[GROWS],
-        loss=told[taken].loss_before_E[GROWS],
-        params=told[taken - 1].added_params_E[GROWS] if taken else 0.0,
+        score=reported[taken].score_before_E[GROWS],
+        accuracy=reported[taken].accuracy_before_E[GROWS],
+        loss=reported[taken].loss_before_E[GROWS],
+        params=reported[taken - 1].added_params_E[GROWS] if taken else 0.0,
     )
-    told[at] = dataclasses.replace(
+    reported[at] = dataclasses.replace(
         inputs,
         rolled_back_E=broken,
         snapshot_score_E=np.where(broken, snapshot.score, np.nan),
@@ -270,22 +270,22 @@ def rolled_back(seed: int, at: int):
         stage_ES=stage,
         outcome=dataclasses.replace(inputs.outcome, veto=veto),
     )
-    if at + 1 < len(told):
-        after = told[at + 1]
-        told[at + 1] = dataclasses.replace(
+    if at + 1 < len(reported):
+        after = reported[at + 1]
+        reported[at + 1] = dataclasses.replace(
             after,
             score_before_E=np.where(broken, snapshot.score, after.score_before_E),
             accuracy_before_E=np.where(broken, snapshot.accuracy, after.accuracy_before_E),
             loss_before_E=np.where(broken, snapshot.loss, after.loss_before_E),
         )
-    return told, snapshot
+    return reported, snapshot
 
 
 @every
 @pytest.mark.parametrize("at", [0, 12, 47])
 def test_a_rollback_is_charged_once_and_nothing_is_nan(mode, family, at):
-    told, _ = rolled_back(3, at)
-    paid = pay(reward_of(mode, family, rollback_penalty=0.25), told)
+    reported, _ = rolled_back(3, at)
+    paid = pay(reward_of(mode, family, rollback_penalty=0.25), reported)
     assert np.isfinite(totals(paid)).all()
     penalty = np.stack([components.part("rollback") for components in paid])
     assert penalty.sum(axis=0).tolist() == [0, -0.25]
@@ -296,9 +296,9 @@ def test_a_rollback_is_charged_once_and_nothing_is_nan(mode, family, at):
 
 @pytest.mark.parametrize("mode", ["score", "shaped"])
 def test_a_rollback_pays_the_way_to_the_snapshot(mode):
-    told, snapshot = rolled_back(3, 12)
-    paid = pay(reward_of(mode), told)
-    expected = snapshot.score - told[12].score_before_E[GROWS]
+    reported, snapshot = rolled_back(3, 12)
+    paid = pay(reward_of(mode), reported)
+    expected = snapshot.score - reported[12].score_before_E[GROWS]
     assert paid[12].part("score")[GROWS] == pytest.approx(expected)
     if mode == "shaped":
         so_far = sum(components.part("potential")[GROWS] for components in paid[:13])
@@ -309,45 +309,45 @@ def test_a_rollback_pays_the_way_to_the_snapshot(mode):
 @pytest.mark.parametrize("family", ["contribution", "loss"])
 def test_progress_over_a_rollback_adds_up_to_where_the_member_ends(mode, part, family):
     """What is lost is charged and what is learnt again is paid: never twice."""
-    told, snapshot = rolled_back(3, 12)
-    paid = pay(reward_of(mode, family), told)
+    reported, snapshot = rolled_back(3, 12)
+    paid = pay(reward_of(mode, family), reported)
     total = sum(components.part(part)[GROWS] for components in paid)
-    first, last = told[0], told[-1]
+    first, last = reported[0], reported[-1]
     gained = last.accuracy_E[GROWS] - first.accuracy_before_E[GROWS]
     if family == "loss":
         gained = 1 - last.loss_E[GROWS] / first.loss_before_E[GROWS]
     assert total == pytest.approx(gained)
-    way = snapshot.accuracy - told[12].accuracy_before_E[GROWS]
+    way = snapshot.accuracy - reported[12].accuracy_before_E[GROWS]
     if family == "loss":
-        way = (told[12].loss_before_E[GROWS] - snapshot.loss) / first.loss_before_E[GROWS]
+        way = (reported[12].loss_before_E[GROWS] - snapshot.loss) / first.loss_before_E[GROWS]
     assert paid[12].part(part)[GROWS] == pytest.approx(way), "the way to the snapshot"
 
 
 @pytest.mark.parametrize("at", [0, 12, 47])
 def test_the_loss_familys_score_over_a_rollback_is_that_of_the_snapshot(at):
     """Its loss and what it had grown then, not what was given up; in sum, where the member ends."""
-    told, snapshot = rolled_back(3, at)
-    paid = pay(reward_of("score", "loss", rent=0.5), told)
+    reported, snapshot = rolled_back(3, at)
+    paid = pay(reward_of("score", "loss", rent=0.5), reported)
     so_far = sum(components.part("score")[GROWS] for components in paid[: at + 1])
-    first = told[0].loss_before_E[GROWS]
+    first = reported[0].loss_before_E[GROWS]
     price = 0.5 * np.log2(1 + snapshot.params / HOST_PARAMS)
     assert so_far == pytest.approx(1 - snapshot.loss / first - price)
-    if at + 1 < len(told):
+    if at + 1 < len(reported):
         total = sum(components.part("score")[GROWS] for components in paid)
-        grown = told[-1].added_params_E[GROWS] / HOST_PARAMS
-        expected = 1 - told[-1].loss_E[GROWS] / first - 0.5 * np.log2(1 + grown)
+        grown = reported[-1].added_params_E[GROWS] / HOST_PARAMS
+        expected = 1 - reported[-1].loss_E[GROWS] / first - 0.5 * np.log2(1 + grown)
         assert total == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("family", ["contribution", "loss"])
 def test_worth_over_a_rollback_is_what_is_left(family):
     """`simplified`: after it, only permanent seeds have been paid for."""
-    told, _ = rolled_back(3, 12)
+    reported, _ = rolled_back(3, 12)
     reward = reward_of("simplified", family)
-    so_far = sum(components.part("worth")[GROWS] for components in pay(reward, told[:13]))
-    fossils = told[12].stage_ES[GROWS] == FOSSIL
+    so_far = sum(components.part("worth")[GROWS] for components in pay(reward, reported[:13]))
+    fossils = reported[12].stage_ES[GROWS] == FOSSIL
     if family == "contribution":
-        left = np.nan_to_num(told[12].contribution_before_ES[GROWS])[fossils].sum()
+        left = np.nan_to_num(reported[12].contribution_before_ES[GROWS])[fossils].sum()
     else:
         left = reward.family.worth_ES[GROWS][fossils].sum()
     assert so_far == pytest.approx(left)
@@ -359,7 +359,7 @@ def test_worth_over_a_rollback_is_what_is_left(family):
 @every
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_contributions_that_are_not_numbers_pay_nothing(mode, family, value):
-    told = story(18, fossilize=True)
+    reported = story(18, fossilize=True)
 
     def spoilt(inputs, contribution):
         everywhere = np.full_like(inputs.contribution_ES, contribution)
@@ -367,6 +367,6 @@ def test_contributions_that_are_not_numbers_pay_nothing(mode, family, value):
             inputs, contribution_ES=everywhere, contribution_before_ES=everywhere
         )
 
-    paid = totals(pay(reward_of(mode, family), [spoilt(i, value) for i in told]))
-    nothing = totals(pay(reward_of(mode, family), [spoilt(i, 0.0) for i in told]))
+    paid = totals(pay(reward_of(mode, family), [spoilt(i, value) for i in reported]))
+    nothing = totals(pay(reward_of(mode, family), [spoilt(i, 0.0) for i in reported]))
     assert np.array_equal(paid, nothing)

@@ -421,7 +421,7 @@ def test_a_clock_goes_on_where_it_was():
     assert [second.after_round(GOOD) for _ in range(3)] == [DEBUG, DEBUG, NORMAL]
 
 
-def told(report: AnomalyReport, level: TelemetryLevel, step: int | None = None):
+def reported(report: AnomalyReport, level: TelemetryLevel, step: int | None = None):
     sink = MemorySink()
     with TelemetryHub([sink], level) as hub:
         emit_anomaly_diagnostics(hub, report, 4, step)
@@ -431,7 +431,7 @@ def told(report: AnomalyReport, level: TelemetryLevel, step: int | None = None):
 def test_one_event_per_anomaly_in_the_order_of_the_report():
     report = update(approx_kl=0.3, ratio_max=9.0)
     for step in (None, 7):
-        events = told(report, MINIMAL, step)
+        events = reported(report, MINIMAL, step)
         assert [event.payload for event in events] == list(report.anomalies)
         assert {(e.type, e.round_index, e.step) for e in events} == {
             (TelemetryEventType.ANOMALY_DETECTED, 4, step)
@@ -440,5 +440,5 @@ def test_one_event_per_anomaly_in_the_order_of_the_report():
 
 
 def test_nothing_wrong_or_nobody_there_is_no_event():
-    assert told(GOOD, DEBUG) == []
-    assert told(BAD, OFF) == []
+    assert reported(GOOD, DEBUG) == []
+    assert reported(BAD, OFF) == []

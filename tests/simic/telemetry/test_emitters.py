@@ -124,10 +124,10 @@ OWN_LEVEL = [
 @pytest.mark.parametrize(("emit", "lowest"), OWN_LEVEL, ids=[e.__name__ for e, _ in OWN_LEVEL])
 @pytest.mark.parametrize("level", TelemetryLevel)
 def test_an_emitter_skips_below_the_level_it_belongs_to(emit, lowest, level):
-    told, hub_level = Recorder(DEBUG), Recorder(level)
-    emit(told.hub, level)
+    reported, hub_level = Recorder(DEBUG), Recorder(level)
+    emit(reported.hub, level)
     emit(hub_level.hub, DEBUG)
-    assert len(told.events) == len(hub_level.events) == (level >= lowest)
+    assert len(reported.events) == len(hub_level.events) == (level >= lowest)
 
 
 def test_layers_of_an_update_come_at_debug_only():

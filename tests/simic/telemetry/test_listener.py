@@ -369,7 +369,7 @@ def test_pieces_of_an_episode_are_no_episodes():
     assert [said.episodes_done for said in rounds] == [0, 4]
 
 
-def test_a_resumed_run_goes_on_from_its_tally():
+def test_a_resumed_run_continues_its_tally():
     script = Script(rounds=1)
     events = recorded(script, TelemetryConfig(MINIMAL), tally=RunTally(3, 30, 99.0))
     assert payload(events, Kind.ROUND_COMPLETED).episodes_done == 34
@@ -602,26 +602,26 @@ def test_calls_per_step_do_not_grow_with_the_members():
 
 
 def test_a_group_tells_every_listener_in_order():
-    told: list[tuple] = []
+    reported: list[tuple] = []
 
     class Diary:
         def __init__(self, name: str) -> None:
             self.name = name
 
         def on_round_start(self, round_index: int, members: int) -> None:
-            told.append((self.name, "start", round_index, members))
+            reported.append((self.name, "start", round_index, members))
 
         def on_slot_events(self, round_index: int, step: int, payload) -> None:
-            told.append((self.name, "slots", round_index, step, payload))
+            reported.append((self.name, "slots", round_index, step, payload))
 
         def on_step(self, record) -> None:
-            told.append((self.name, "step", record))
+            reported.append((self.name, "step", record))
 
         def on_plan(self, record) -> None:
-            told.append((self.name, "plan", record))
+            reported.append((self.name, "plan", record))
 
         def on_round_end(self, rollout) -> None:
-            told.append((self.name, "end", rollout))
+            reported.append((self.name, "end", rollout))
 
     group = ListenerGroup([Diary("a"), Diary("b")])
     group.on_round_start(1, 4)
@@ -636,7 +636,7 @@ def test_a_group_tells_every_listener_in_order():
         ("step", "record"),
         ("end", "rollout"),
     ]
-    assert told == [(name, *what) for what in said for name in "ab"]
+    assert reported == [(name, *what) for what in said for name in "ab"]
 
 
 if __name__ == "__main__":

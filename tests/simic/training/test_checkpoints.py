@@ -432,8 +432,8 @@ def test_saved_every_k_rounds_at_the_best_score_and_at_the_end(tmp_path):
     config = small_run(len(scores))
     sink = MemorySink()
     hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
-    told = TelemetryConfig(level=TelemetryLevel.NORMAL)
-    ear = TelemetryListener(hub, told, "cpu", 8, batches_per_step=1, batch_size=16)
+    reported = TelemetryConfig(level=TelemetryLevel.NORMAL)
+    ear = TelemetryListener(hub, reported, "cpu", 8, batches_per_step=1, batch_size=16)
     trainer = small_trainer(config, listeners=[ear])
     hook = CheckpointHook(CheckpointStore(tmp_path, keep=9), config, every=3)
     for done, record in enumerate(history, start=1):

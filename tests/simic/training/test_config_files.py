@@ -143,9 +143,9 @@ WRONG = [
 @pytest.mark.parametrize(("text", "says"), WRONG, ids=[text.split("\n")[-1] for text, _ in WRONG])
 def test_what_a_file_gets_wrong_is_one_line_with_its_path(text, says, tmp_path):
     path = written(tmp_path, text)
-    told = refused(lambda: resolve("plain", path))
-    assert str(path) in told
-    assert says in told
+    reported = refused(lambda: resolve("plain", path))
+    assert str(path) in reported
+    assert says in reported
 
 
 BROKEN = [
@@ -160,9 +160,9 @@ BROKEN = [
 
 @pytest.mark.parametrize(("text", "name", "says"), BROKEN, ids=[name for _, name, _ in BROKEN])
 def test_a_file_of_another_kind_is_refused_in_one_line(text, name, says, tmp_path):
-    told = refused(lambda: resolve("plain", written(tmp_path, text, name)))
-    assert says in told
-    assert name in told
+    reported = refused(lambda: resolve("plain", written(tmp_path, text, name)))
+    assert says in reported
+    assert name in reported
 
 
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path):

@@ -35,20 +35,20 @@ def test_a_reward_against_itself_differs_by_exactly_nothing():
 
 @pytest.fixture(scope="module")
 def two():
-    told = []
-    found = compared(SCORE, SHAPED, on_round=lambda *news: told.append(news))
-    return found, told
+    reported = []
+    found = compared(SCORE, SHAPED, on_round=lambda *news: reported.append(news))
+    return found, reported
 
 
 def test_both_start_alike_and_go_in_lockstep(two):
     """Before the first update no pay has had a say: the first round is the same, bit for bit."""
-    found, told = two
+    found, reported = two
     (pair,) = found.pairs
     assert pair.score_a_UE.shape == pair.score_b_UE.shape == (2, 4)
     assert not pair.learning_UE[0].any()
     assert pair.learning_UE[1].any(), "then they part"
-    assert [(repeat, round_index) for repeat, round_index, _ in told] == [(0, 0), (0, 1)]
-    assert told[1][2] == (pair.score_a_UE[1].mean(), pair.score_b_UE[1].mean())
+    assert [(repeat, round_index) for repeat, round_index, _ in reported] == [(0, 0), (0, 1)]
+    assert reported[1][2] == (pair.score_a_UE[1].mean(), pair.score_b_UE[1].mean())
 
 
 def test_each_arm_is_the_run_it_would_have_been_alone(two):
@@ -108,13 +108,13 @@ def test_what_cannot_be_compared_is_refused():
 
 
 def test_a_seed_kept_for_evaluation_is_refused_before_the_first_is_trained_on():
-    told = []
+    reported = []
     last_before = replace(tiny_config(rounds=1), seed=EVALUATION_SEEDS[0] - 1)
     said = refused(
         lambda: dual_ab(
             last_before, SCORE, SHAPED, repeats=2, spec=tiny_task(),
-            on_round=lambda *news: told.append(news),
+            on_round=lambda *news: reported.append(news),
         )
     )  # fmt: skip
     assert f"seed {EVALUATION_SEEDS[0]}" in said
-    assert told == []
+    assert reported == []

@@ -74,7 +74,7 @@ def test_killed_at_thirty_random_moments_only_the_current_round_is_lost(server, 
     killed_at_random(server, tmp_path, rounds=12, kills=30, seed=1)
 
 
-def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
+def test_rollouts_shorter_than_an_episode_continue_at_its_end(tmp_path):
     """Stopped in the middle of the second episode: it resumes from the end of the first."""
     config = small_run(2, rollout_steps=1)
 
@@ -105,7 +105,7 @@ def test_a_run_that_is_done_stays_as_it_is(copied, two):
 # ---- damage -------------------------------------------------------------------------------------
 
 
-def test_a_run_that_goes_on_keeps_as_many_checkpoints_as_before(tmp_path):
+def test_a_resumed_run_keeps_as_many_checkpoints_as_before(tmp_path):
     """Kept for a study of how it learnt: a resume that does not repeat the flag removes none."""
     config = small_run(5)
     with RunFolder.create(tmp_path, "x", config) as folder:

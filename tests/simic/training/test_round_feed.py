@@ -17,7 +17,7 @@ from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import tiny_config
 from resume_support import SPEC, resumed_run, same_runs, trained
 from support import refused
-from tracker_support import stand_in
+from tracker_support import fake_wandb
 
 CONFIG = tiny_config(rounds=2)
 
@@ -73,7 +73,7 @@ def test_what_on_round_raises_ends_the_run_which_resumes_without_loss(tmp_path, 
 def test_weights_are_the_same_with_a_tracker_that_fails(
     tmp_path, plain, monkeypatch, caplog, fails
 ):
-    stand_in(monkeypatch, fails, after=1)
+    fake_wandb(monkeypatch, fails, after=1)
     with caplog.at_level(logging.WARNING):
         path = run(tmp_path, track=["wandb"])
     assert same_runs(path, plain)
@@ -83,7 +83,7 @@ def test_weights_are_the_same_with_a_tracker_that_fails(
 def test_trackers_get_the_figures_of_the_events_and_weights_are_the_same(
     tmp_path, plain, monkeypatch
 ):
-    library, events = stand_in(monkeypatch), MemorySink()
+    library, events = fake_wandb(monkeypatch), MemorySink()
     assert same_runs(run(tmp_path, track=["wandb"], sinks=[events]), plain)
     (rows,) = library.rows.values()
     rounds = _payloads(events, TelemetryEventType.ROUND_COMPLETED)
@@ -103,7 +103,7 @@ def _payloads(events: MemorySink, kind: TelemetryEventType) -> list:
 
 
 def test_a_run_that_goes_back_to_an_older_checkpoint_sends_no_step_twice(tmp_path, monkeypatch):
-    library = stand_in(monkeypatch)
+    library = fake_wandb(monkeypatch)
     path = run(tmp_path, track=["wandb"])
     shutil.rmtree(CheckpointStore(path / "checkpoints").paths()[-1])
     assert resume(path, 3, track=["wandb"]) == [1, 2]
@@ -112,14 +112,14 @@ def test_a_run_that_goes_back_to_an_older_checkpoint_sends_no_step_twice(tmp_pat
 
 @pytest.mark.slow
 def test_a_tracker_that_joins_late_gets_all_rounds(tmp_path, monkeypatch):
-    library = stand_in(monkeypatch)
+    library = fake_wandb(monkeypatch)
     path = run(tmp_path)
     resume(path, 3, track=["wandb"])
     assert library.steps == [0, 1, 2]
 
 
 def test_trackers_without_a_folder_or_a_library_are_refused_before_the_run(tmp_path, monkeypatch):
-    stand_in(monkeypatch)
+    fake_wandb(monkeypatch)
     without = refused(lambda: train_ppo_vectorized(CONFIG, spec=SPEC, track=["wandb"]))
     assert without.endswith("without run_dir: trackers keep their files in the run folder")
     monkeypatch.setattr("esper.nissa.trackers.names.find_spec", lambda module: None)

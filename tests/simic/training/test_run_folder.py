@@ -71,9 +71,9 @@ def test_versions_and_revision_are_written_down(tmp_path):
 
 
 def test_the_revision_is_that_of_the_source(tmp_path, monkeypatch):
-    def git(*words):
+    def git(*argv):
         settings = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(["git", "-C", str(tmp_path), *settings, *words], capture_output=True,
+        done = subprocess.run(["git", "-C", str(tmp_path), *settings, *argv], capture_output=True,
                               text=True, check=True)  # fmt: skip
         return done.stdout.strip()
 

@@ -117,7 +117,7 @@ def test_damaged_settings_are_found_before_there_is_a_checkpoint(begun):
     assert "does not match its checksum" in refused(lambda: resumed_run(begun))
 
 
-def test_without_its_settings_a_run_goes_on_as_its_newest_checkpoint_says(copied, four):
+def test_without_its_settings_a_run_resumes_as_its_newest_checkpoint_says(copied, four):
     flip_epochs(copied)
     (copied / "config.json").unlink()
     resumed = resumed_run(copied, small_run(4))
@@ -135,7 +135,7 @@ def unseal(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**document, **changes}, indent=1))
 
 
-def test_a_run_without_checksums_goes_on_bit_for_bit_and_is_sealed_from_then_on(copied, four):
+def test_a_run_without_checksums_resumes_bit_for_bit_and_is_sealed_from_then_on(copied, four):
     unseal(copied / "config.json")
     unseal(copied / "run.json")
     resumed = resumed_run(copied, small_run(4))

@@ -128,8 +128,8 @@ def test_readable_again_before_a_round_was_done_it_does_not_take_the_run_back(ru
         patch.setattr(manifest, "read_bytes", BadDisk(of(run, 4)))
         resumed = resumed_run(run, other_rate(), run=False)
     assert resumed.checkpoint == of(run, 3)
-    told, kept = resumed.notes
-    assert f"falling back to {of(run, 3)}" in told
+    reported, kept = resumed.notes
+    assert f"falling back to {of(run, 3)}" in reported
     assert str(aside(run, 4)) in kept
     again = resumed_run(run, run=False)
     assert (again.checkpoint, again.notes) == (of(run, 3), ())

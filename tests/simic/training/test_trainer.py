@@ -29,19 +29,21 @@ def listener(sink: MemorySink, rounds: int = 2) -> tuple[TelemetryHub, Telemetry
 
 
 def test_a_round_is_rollout_then_update_then_hooks_and_events_say_what_was_learnt():
-    told: list[str] = []
+    reported: list[str] = []
 
     class Ear(Diary):
         def on_round_start(self, round_index, members):
-            told.append(f"start {round_index}")
+            reported.append(f"start {round_index}")
 
         def on_round_end(self, rollout):
-            told.append(f"end {rollout.round_index}, {trainer.client.agent.updates_done} updates")
+            reported.append(
+                f"end {rollout.round_index}, {trainer.client.agent.updates_done} updates"
+            )
 
     def hook(of, record):
         assert of is trainer
         assert of.history[-1] is record
-        told.append(f"hook {record.round_index}, {of.client.agent.updates_done} updates")
+        reported.append(f"hook {record.round_index}, {of.client.agent.updates_done} updates")
 
     sink = MemorySink()
     hub, ear = listener(sink)
@@ -50,7 +52,7 @@ def test_a_round_is_rollout_then_update_then_hooks_and_events_say_what_was_learn
     trainer = tiny_trainer(config, hooks=[hook], listeners=[Ear(), ear])
     history = trainer.run()
     hub.close()
-    assert told == [
+    assert reported == [
         "start 0", "end 0, 0 updates", "hook 0, 1 updates",
         "start 1", "end 1, 1 updates", "hook 1, 2 updates",
     ]  # fmt: skip

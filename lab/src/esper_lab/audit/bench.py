@@ -55,7 +55,7 @@ class Curve:
     """On `val_control`."""
     train_loss: Floats
     compute: Floats
-    """Spent so far, in training runs of the bare host."""
+    """Spent so far, in training runs of the host."""
     test: float
     """Test accuracy at the end."""
     params: int
@@ -104,7 +104,7 @@ class Bench:
 
     @property
     def topologies(self) -> tuple[tuple[str, ...], ...]:
-        """Blueprint of every slot, "" for an empty one; the first is the bare host."""
+        """Blueprint of every slot, "" for an empty one; the first is the host."""
         return self.info.topologies
 
     def contexts(self, hidden: bool = False) -> tuple[BenchContext, ...]:
@@ -187,7 +187,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation(ArrayStruct):
-    """What a policy sees; before the plan, T is 1 and the curve that of the bare host."""
+    """What a policy sees; before the plan, T is 1 and the curve that of the host."""
 
     context: Observed
     available_NK: Bools
@@ -200,7 +200,7 @@ class Observation(ArrayStruct):
     loss_NT: Floats
     train_loss_NT: Floats
     compute_NT: Floats
-    """Spent so far, in training runs of the bare host."""
+    """Spent so far, in training runs of the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ class TermsSpec:
     capped: float = VARIED.capped
     """Share of cases with a parameter and a MAC cap."""
     cap: Range = VARIED.cap
-    """Uniform: where the caps are on the log scale between the bare host (0) and the largest
+    """Uniform: where the caps are on the log scale between the host (0) and the largest
     recorded topology (1)."""
 
 
@@ -48,9 +48,9 @@ class Observed(ArrayStruct):
     """Most parameters, host included; inf: no cap."""
     macs_cap_N: Doubles
     budget_N: Doubles
-    """Compute in training runs of the bare host."""
+    """Compute in training runs of the host."""
     groups_N: Ints
-    """Classes to tell apart."""
+    """Number of classes."""
     samples_N: Ints
     """Training samples in use."""
     learning_rate_N: Doubles
@@ -109,7 +109,7 @@ def recorded_contexts(audit: Audit) -> Ints:
     if len(found) < 2:
         raise EsperError(
             f"audit of {audit.info.task}: {len(found)} of {audit.info.contexts} contexts have "
-            f"records of the bare host; choosing and judging need two or more, so run more"
+            f"records of the host; choosing and judging need two or more, so run more"
         )
     return found
 
@@ -209,7 +209,7 @@ def option_rent(info: AuditInfo, options: Options, compute_J: Doubles) -> Double
 
 
 def expected_compute(info: AuditInfo, budget_N: Doubles) -> Doubles:
-    """`[N, K]`: compute of a whole run as known before it, in runs of the bare host."""
+    """`[N, K]`: compute of a whole run as known before it, in runs of the host."""
     cost_K = np.array(info.cost)
     if info.spec.clock == "compute":
         return np.broadcast_to(budget_N[:, None], (len(budget_N), len(cost_K))).copy()

@@ -74,7 +74,7 @@ class ClosedLoopConfig:
     """All members spend the same compute, whatever their size (compute clock), so pruning a seed
     saves none."""
     fill_runs: float = 1.0
-    """`fill`: train the network on at least as many batches as this many runs of the bare host, if
+    """`fill`: train the network on at least as many batches as this many runs of the host, if
     the budget has as many."""
 
     def __post_init__(self) -> None:

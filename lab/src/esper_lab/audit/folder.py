@@ -36,7 +36,7 @@ from esper_lab.audit.records import (
 )
 from esper_lab.audit.rows import ContextRows, read_rows, write_rows
 
-_LONGEST: Final = 60
+_MAX_SHOWN: Final = 60
 """Characters of a value in a message about what differs."""
 
 
@@ -160,5 +160,5 @@ def _differences(found: Json, wanted: Json, name: str) -> Iterator[str]:
             inner = f"{name}.{key}" if name else key
             yield from _differences(found.get(key), wanted.get(key), inner)
     elif found != wanted:
-        there, here = (shorten(json.dumps(value), _LONGEST) for value in (found, wanted))
+        there, here = (shorten(json.dumps(value), _MAX_SHOWN) for value in (found, wanted))
         yield f"{name} is {there} there and {here} here"

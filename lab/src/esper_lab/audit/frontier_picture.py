@@ -203,10 +203,10 @@ def _draw_picks(
     taken = marker_boxes(axes, at)
     spots, words = list(centres), list(labels)
     if key:
-        bare = float(found.params_K[0]), float(found.test_K[0])
-        taken += marker_boxes(axes, [bare])
-        spots.append(bare)
-        words.append("bare host")
+        host_at = float(found.params_K[0]), float(found.test_K[0])
+        taken += marker_boxes(axes, [host_at])
+        spots.append(host_at)
+        words.append("host")
         text = axes.text(
             0.985, 0.02, key,
             transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, color=FAINT,
@@ -320,7 +320,7 @@ def _draw_table(
     note = (
         f"A mark above the dashed line beats every fixed network of its size. Means over "
         f"{found.contexts} contexts, {found.hosts} hosts each (parameters: geometric).\n"
-        f"compute: all training, in training runs of the bare host. Twice the size: of parameters "
+        f"compute: all training, in training runs of the host. Twice the size: of parameters "
         f"and multiply-accumulates."
     )
     axes.text(_NAME_AT - 0.02, len(names) + 1.1, note, fontsize=8, color=FAINT, va="bottom")

@@ -94,7 +94,7 @@ class Row:
     gap_closed: float
     """(policy - one) / (oracle - one)."""
     compute: float
-    """Mean, in training runs of the bare host."""
+    """Mean, in training runs of the host."""
     params: float
     stopped: float
     """Share of episodes that stopped before the end."""

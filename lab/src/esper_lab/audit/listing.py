@@ -27,9 +27,9 @@ class ListedRecords:
     device: str
     bytes: int
     bare_score: float
-    """Of the bare host, at the mean price."""
+    """Of the host, at the mean price."""
     bare_test: float
-    """Test accuracy of the bare host."""
+    """Test accuracy of the host."""
     best_test: float
     """The highest mean test accuracy of a topology."""
 

@@ -33,7 +33,8 @@ from esper.leyline.protocols import EngineListener
 from esper.leyline.records import PlanRecord, StepRecord
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.atomic import write_advice
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.context_state import DrawLimits
 from esper.tolaria.engine import VectorizedEngine
 from esper_lab.audit.bench import Bench
@@ -110,7 +111,7 @@ class LivePiece:
     context: int
     episodes: int
     work: float
-    """Compute of all members, in training runs of the bare host."""
+    """Compute of all members, in training runs of the host."""
     first: bool
     """It is the policy's first that is missing."""
 

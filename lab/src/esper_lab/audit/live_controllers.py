@@ -136,7 +136,7 @@ def load_controller(
 
 
 def _limits(found: FoundController) -> LiveLimits:
-    """Limits of its training; of a save that does not tell: none."""
+    """Limits of its training; of a save without them: none."""
     if found.training is None:
         return LiveLimits()
     population = found.training.population

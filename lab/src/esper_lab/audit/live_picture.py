@@ -39,7 +39,7 @@ from esper_lab.audit.records import identity_of
 PICTURE_HOSTS: Final = 2
 """Hosts that live policies are trained on for the picture."""
 REFERENCE: Final = "regression"
-"""Policy whose records tell how the first hosts differ from all."""
+"""Policy whose records show how the first hosts differ from all."""
 CONTROLLER: Final = "controller"
 """Key of a controller's checksum in the settings of its episodes."""
 LIVE_NOTES: Final = {

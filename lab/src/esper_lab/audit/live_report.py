@@ -55,7 +55,7 @@ class CaseResults(ArrayStruct):
     score_N: Doubles
     test_N: Doubles
     compute_N: Doubles
-    """In training runs of the bare host."""
+    """In training runs of the host."""
     params_N: Doubles
 
 

@@ -5,7 +5,7 @@
     topology                           int32          number of what was planted; -1: not recorded
     planted, final                     list<string>   blueprint of every slot, "" for an empty one
     accuracy, test                     double         on `val_score` and `test`, at the end
-    compute                            double         in training runs of the bare host
+    compute                            double         in training runs of the host
     steps                              int32          trained before STOP or the end
     params, macs                       int64          at the end, host included
     score                              double         at the case's price
@@ -74,7 +74,7 @@ class LiveRows(ArrayStruct):
     accuracy_N: Doubles
     test_N: Doubles
     compute_N: Doubles
-    """In training runs of the bare host."""
+    """In training runs of the host."""
     steps_N: Ints
     """Trained before STOP or the end."""
     params_N: Ints

@@ -48,7 +48,7 @@ class Pick:
     test: float
     """Test accuracy."""
     compute: float
-    """All that was spent, in training runs of the bare host."""
+    """All that was spent, in training runs of the host."""
     price: float | None = None
     """Price factor it was given; None: it does not depend on one."""
     note: str = ""

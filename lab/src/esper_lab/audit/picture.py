@@ -66,6 +66,6 @@ def draw_scores(path: Path, regrets: Regrets, title: str = "What choosing is wor
     style_axes(
         axes,
         f"Paired over {len(regrets.context_C)} contexts, 95 % interval (bootstrap); compute in "
-        f"training runs of the bare host",
+        f"training runs of the host",
     )
     write_png(path, figure)

@@ -37,7 +37,7 @@ class BarePlanner:
         self.rank_J = np.where(options.topology_J == 0, 1.0 + options.steps_J, 0.0)
 
     def rank(self, observed: Observed) -> Doubles:
-        """The bare host first."""
+        """The host first."""
         return np.broadcast_to(self.rank_J, (len(observed.price_N), len(self.rank_J)))
 
 

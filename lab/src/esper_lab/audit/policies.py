@@ -117,7 +117,7 @@ class Patience(PlanOnly):
     """Stops where accuracy on `val_control` rises less than the compute for it costs."""
 
     def __init__(self, planner: Planner, compute_price: float, window: int = WINDOW) -> None:
-        """`compute_price`: of a training run of the bare host, at price factor 1."""
+        """`compute_price`: of a training run of the host, at price factor 1."""
         super().__init__(planner)
         self.compute_price, self.window = compute_price, window
 

@@ -58,14 +58,14 @@ class AuditInfo:
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
     topologies: tuple[tuple[str, ...], ...]
-    """Blueprint of every slot, "" for an empty one; the first is the bare host."""
+    """Blueprint of every slot, "" for an empty one; the first is the host."""
     host_params: int
     host_macs: int
     params: tuple[int, ...]
     """Of each topology, host included."""
     macs: tuple[int, ...]
     cost: tuple[float, ...]
-    """Training compute of a batch of each topology, relative to the bare host's."""
+    """Training compute of a batch of each topology, relative to the host's."""
     classes: int
     samples: int
     """Training samples of the task."""
@@ -90,9 +90,9 @@ class AuditContexts(ArrayStruct):
     training of a planted topology."""
 
     budget_C: Doubles
-    """Compute in training runs of the bare host."""
+    """Compute in training runs of the host."""
     groups_C: Ints
-    """Classes to tell apart."""
+    """Number of classes."""
     samples_C: Ints
     """Training samples in use."""
     learning_rate_C: Doubles
@@ -116,7 +116,7 @@ class AuditRecords(ArrayStruct):
     train_loss_CHKT: Floats
     """Mean over the step; NaN before the first."""
     compute_CHKT: Floats
-    """Spent so far, in training runs of the bare host."""
+    """Spent so far, in training runs of the host."""
     test_CHK: Floats
     """Accuracy on `test`, at the end."""
     contribution_CHKS: Floats

@@ -97,7 +97,7 @@ class Contender(ArrayStruct):
     test_CD: Doubles
     """Test accuracy of what it picks."""
     compute_CD: Doubles
-    """In training runs of the bare host."""
+    """In training runs of the host."""
 
     @property
     def score_C(self) -> Doubles:

@@ -29,7 +29,8 @@ from esper.leyline.records import StepRecord
 from esper.leyline.signals import SlotReports
 from esper.tamiyo.planning import PlannedTopology
 from esper.tasks.contexts import draw_round
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
 from esper.tolaria.device_info import describe_device
 from esper.tolaria.engine import VectorizedEngine
@@ -54,7 +55,7 @@ class AuditSettings:
     contexts: int = 16
     """C."""
     topologies: int = 24
-    """K, the bare host included."""
+    """K, the host included."""
     hosts: int = 4
     """H."""
     grown: int = 0
@@ -140,14 +141,14 @@ def _other_settings(
 
 
 def grown_topologies(topologies: int, grown: int) -> tuple[int, ...]:
-    """Numbers of the topologies to grow, spread over all but the bare host.
+    """Numbers of the topologies to grow, spread over all but the host.
 
     >>> grown_topologies(9, 3)
     (1, 4, 8)
     """
     if grown > topologies - 1:
         raise EsperError(
-            f"--grown {grown}: the audit has {topologies - 1} topologies besides the bare host"
+            f"--grown {grown}: the audit has {topologies - 1} topologies besides the host"
         )
     return tuple(np.linspace(1, topologies - 1, grown).astype(int).tolist())
 
@@ -188,7 +189,7 @@ class Piece:
     grown: bool
     chunk: Chunk
     work: float
-    """Compute of all members, masked ones included, in training runs of the bare host."""
+    """Compute of all members, masked ones included, in training runs of the host."""
 
 
 class AuditListener(EngineListener, Protocol):

@@ -40,7 +40,7 @@ class Searches(ArrayStruct):
     """Of the winner, on `val_score`; the rent is that of its own run, not of the search."""
     test_N: Doubles
     compute_N: Doubles
-    """Of the whole search, in training runs of the bare host."""
+    """Of the whole search, in training runs of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class SearchPoint:
     topologies: int
     score: float
     compute: float
-    """In training runs of the bare host."""
+    """In training runs of the host."""
     runs: float
     """Compute relative to a single whole run in the same contexts."""
 

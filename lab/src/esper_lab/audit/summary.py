@@ -39,7 +39,7 @@ class Spread:
 
 
 def summary_rows(audit: Audit) -> list[SummaryRow]:
-    """The bare host, the median and the best topology, and the best one of every context.
+    """The host, the median and the best topology, and the best one of every context.
 
     With two hosts or more, the best are chosen on one half of the hosts and judged on the other,
     both ways: the best of many on the hosts it was chosen on would flatter itself.
@@ -70,7 +70,7 @@ def summary_rows(audit: Audit) -> list[SummaryRow]:
     one = [(everywhere + final_CHK[:, a].mean(axis=(0, 1)).argmax(), b) for a, b in halves]
     each = [(final_CHK[:, a].mean(axis=1).argmax(axis=1), b) for a, b in halves]
     return [
-        row("bare host", describe(info, 0), [(everywhere, whole)]),
+        row("host", describe(info, 0), [(everywhere, whole)]),
         row("median", describe(info, median), [(everywhere + median, whole)]),
         row("best overall", describe(info, best), one),
         row("best per context", "", each),

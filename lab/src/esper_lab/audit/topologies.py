@@ -1,6 +1,6 @@
 """Which topologies an audit trains.
 
-The bare host first, then one blueprint in every slot, single seeds, and random ones spread over
+The host first, then one blueprint in every slot, single seeds, and random ones spread over
 sizes.
 """
 
@@ -27,7 +27,7 @@ DRAWS_EACH: Final = 50
 def choose_topologies(space: TopologySpace, count: int, seed: int) -> tuple[Topology, ...]:
     """Choose `count` different topologies.
 
-    Single seeds take at most half of what the bare host and the uniform topologies leave. Random
+    Single seeds take at most half of what the host and the uniform topologies leave. Random
     ones are spread evenly over the logarithm of their size.
     """
     total = number_of_topologies(space)
@@ -37,7 +37,7 @@ def choose_topologies(space: TopologySpace, count: int, seed: int) -> tuple[Topo
             f"blueprints {', '.join(space.blueprints) or 'none'}); choose 1 to {total}"
         )
     generator = np.random.default_rng(stream_seed(seed, "audit", "topologies"))
-    chosen = dict.fromkeys((space.bare, *space.uniform()))
+    chosen = dict.fromkeys((space.host, *space.uniform()))
     singles = [single for single in _single_seeds(space) if single not in chosen]
     most = max(0, (count - len(chosen) + 1) // 2)
     chosen |= dict.fromkeys(singles[at] for at in generator.permutation(len(singles))[:most])
@@ -56,7 +56,7 @@ def number_of_topologies(space: TopologySpace) -> int:
 def _single_seeds(space: TopologySpace) -> Iterator[Topology]:
     for slot in range(space.slots):
         for name in space.options(slot):
-            yield with_seed(space.bare, slot, name)
+            yield with_seed(space.host, slot, name)
 
 
 def _another(

@@ -29,7 +29,7 @@ class Size:
     params: int
     macs: int
     cost: float
-    """Of a training batch, relative to the bare host's."""
+    """Of a training batch, relative to the host's."""
 
 
 class TopologySpace:
@@ -55,8 +55,8 @@ class TopologySpace:
         return len(self.fits_SK)
 
     @property
-    def bare(self) -> Topology:
-        """The host."""
+    def host(self) -> Topology:
+        """The host without seeds: every slot empty."""
         return (EMPTY,) * self.slots
 
     def options(self, slot: int) -> list[str]:
@@ -94,7 +94,7 @@ class TopologySpace:
 
     def largest(self) -> Topology:
         """The largest topology that taking the largest seed slot by slot leads to."""
-        topology = self.bare
+        topology = self.host
         for slot in range(self.slots):
             fitting = sorted(self.options(slot), key=lambda name: -self._params(slot, name))
             topology = next(
@@ -111,12 +111,12 @@ class TopologySpace:
     def uniform(self) -> Iterator[Topology]:
         """Yield topologies with one blueprint in every slot it fits, as far as the limits allow."""
         for name in self.blueprints:
-            topology = self.bare
+            topology = self.host
             for slot in range(self.slots):
                 more = with_seed(topology, slot, name)
                 if name in self.options(slot) and self.allows(more):
                     topology = more
-            if topology != self.bare:
+            if topology != self.host:
                 yield topology
 
     def drawn(self, share: float, generator: np.random.Generator) -> Topology:
@@ -126,7 +126,7 @@ class TopologySpace:
         """
         least, most = self.costs.host_params, self.size(self.largest()).params
         wanted = least * (most / max(1, least)) ** share
-        topology = self.bare
+        topology = self.host
         for slot in generator.permutation(self.slots):
             fitting = [
                 more

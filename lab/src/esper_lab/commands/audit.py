@@ -31,7 +31,8 @@ from esper_lab.progress.moving import moving
 if TYPE_CHECKING:
     from esper.jobs.messages import StepDone
     from esper.jobs.worker import Reporter
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tasks.spec import TaskSpec
+    from esper.tasks.task_data import TaskData
     from esper_lab.audit.folder import AuditFolder
     from esper_lab.audit.live import LivePiece, LiveResult, LiveRun, LiveSettings
     from esper_lab.audit.live_policies import LiveMaker
@@ -58,7 +59,7 @@ class RunAudit(ComputeSettings):
     contexts: int = 16
     """Contexts to draw. A finished audit may be continued with more."""
     topologies: int = 24
-    """Topologies to train, the bare host included."""
+    """Topologies to train, the host included."""
     hosts: int = 4
     """Hosts per topology, each with its own initial weights and batches."""
     envs: int = 32
@@ -72,7 +73,7 @@ class RunAudit(ComputeSettings):
     grown: int = 0
     """Topologies that are also grown instead of planted, at equal compute."""
     live: tuple[str, ...] = ()
-    """Policies to train in all contexts, beside those that records tell: closed_loop,
+    """Policies to train in all contexts, beside those judged from records: closed_loop,
     closed_loop_generous, closed_loop_fill, closed_loop_prune, closed_loop_stop, one of the bench
     (one, table, regression, table_stop, regression_stop, patience, predict), or a trained
     controller: the folder of a run, of a checkpoint or of a saved agent, also as NAME=FOLDER."""
@@ -507,7 +508,7 @@ def report(path: Path) -> None:
 
 
 def _report_regrets(path: Path, found: Audit) -> None:
-    """Print what deciding is worth, if there is enough to tell."""
+    """Print what deciding is worth, if there is enough data."""
     from esper.leyline.errors import EsperError
     from esper_lab.audit.report import write_report
 

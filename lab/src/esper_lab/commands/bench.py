@@ -120,10 +120,10 @@ def list_shipped(as_json: bool) -> None:
     if as_json:
         print(json.dumps([asdict(entry) for entry in found], indent=2))
         return
-    head = ("records", "contexts", "topologies", "hosts", "steps", "size", "bare host", "best one",
-            "score of bare", "device")  # fmt: skip
+    head = ("records", "contexts", "topologies", "hosts", "steps", "size", "host", "best one",
+            "score of the host", "device")  # fmt: skip
     say(text_table(head, [_listed_row(entry) for entry in found]))
-    print("\nbare host, best one: mean test accuracy, of the host and of the best topology")
+    print("\nhost, best one: mean test accuracy, of the host and of the best topology")
     print("esper bench NAME judges policies on them")
 
 

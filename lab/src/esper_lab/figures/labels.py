@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox, BboxBase
 
-LONGEST: Final = 42
+MAX_LABEL: Final = 42
 """Longest label in characters; longer ones are shortened in the middle."""
 MARKER_POINTS: Final = 6.0
 """Half the side of a marker's bounding box."""
@@ -25,7 +25,7 @@ PLACES: Final = (
 """Offsets of a label from its point in points; the first free one is used."""
 
 
-def shorten_label(label: str, longest: int = LONGEST) -> str:
+def shorten_label(label: str, longest: int = MAX_LABEL) -> str:
     """Shorten a label in the middle.
 
     >>> shorten_label("static-final:r0c0=depthwise", 12)

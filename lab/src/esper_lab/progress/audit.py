@@ -13,7 +13,7 @@ from esper_lab.progress.engine import EngineProgress
 LINES_EACH: Final = 4
 """Lines per context without a terminal."""
 _UNIT: Final = 1000
-"""Parts of a training run of the bare host that progress is counted in."""
+"""Parts of a training run of the host that progress is counted in."""
 
 
 class AuditProgress(EngineProgress):

@@ -1,9 +1,9 @@
-"""The settings that a sweep searches: ranges and choices, from words or a file.
+"""The settings that a sweep searches: ranges and choices, from arguments or a file.
 
     learning-rate=1e-4..3e-3:log     a number, uniform in its logarithm
     gamma=0.9..0.999                 a number
     epochs=2..8                      a whole number
-    width=32,64,128                  one of these; words as `esper train ppo --width` takes them
+    width=32,64,128                  one of these; arguments as `esper train ppo --width` takes them
 
 A file (TOML or JSON) has one entry each: "1e-4..3e-3:log" as above, or a list of choices.
 """
@@ -45,7 +45,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Values of a flag; one of several words has spaces between them."""
+    """Values of a flag; one of several arguments has spaces between them."""
 
     values: tuple[str, ...]
 
@@ -59,11 +59,11 @@ Axis = Range | Choices
 Space = Mapping[str, Axis]
 
 
-def read_space(words: Sequence[str], file: Path | None) -> dict[str, Axis]:
+def read_space(arguments: Sequence[str], file: Path | None) -> dict[str, Axis]:
     """The search space of a command line; raises if it is empty or names a flag twice."""
     found: dict[str, Axis] = {}
     entries = [] if file is None else _file_entries(file)
-    for text in [*entries, *words]:
+    for text in [*entries, *arguments]:
         name, equals, values = text.partition("=")
         name = name.strip().replace("_", "-")
         if not equals or not name:
@@ -114,7 +114,7 @@ def _range(text: str, values: str) -> Range:
 
 
 def flags_of(values: Mapping[str, Value]) -> list[str]:
-    """The values as words of `esper train ppo`.
+    """The values as arguments of `esper train ppo`.
 
     >>> flags_of({"gamma": 0.9, "learning-rate": "1e-3 1e-4 run"})
     ['--gamma', '0.9', '--learning-rate', '1e-3', '1e-4', 'run']

@@ -20,7 +20,8 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.grammar import ParsedPolicy
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper_lab.sweep.config import TUNING_SEED
 
 

@@ -16,7 +16,7 @@ from esper.growing.code.docs import INDENT
 from esper.growing.code.expressions import ATOM, Expression, Imports, call, literal
 from esper.growing.code.scopes import Scope, is_flag, is_free
 
-LONGEST: Final = 76
+MAX_COLUMNS: Final = 76
 """Of an expression that other ones are written into."""
 _NAMES: Final = ("x", "y", "z", "u", "v", "w", "h", "g", "a", "b", "c", "d", "e", "f")
 _SIZE_NAMES: Final = ("n", "m", "d", "size")
@@ -122,7 +122,7 @@ class _Writer:
         self._inlined[before.value] = before
         text, _ = self._expression(one)
         del self._inlined[before.value]
-        return len(text) <= LONGEST
+        return len(text) <= MAX_COLUMNS
 
     def _unpacked(self, steps: list[_Statement], uses: Counter[fx.Node]) -> list[_Statement]:
         """Unpack tuples whose items are all that is read of them."""

@@ -295,7 +295,7 @@ class CapturedTrainer:
         return not max(places) - STREAM_BURST <= run.program.trained <= min(places)
 
     def _no_room(self, job: Job, error: Exception) -> None:
-        """Go on with as many runs as there are; without any, say what to lower."""
+        """Continue with as many runs as there are; without any, say what to lower."""
         if not self._runs:
             raise EsperError(
                 f"out of memory on {self.task.device} with one network and batch size "
@@ -420,7 +420,7 @@ class CapturedTrainer:
             self._trim()
 
     def _abandon(self) -> None:
-        """Let go of what is under way: an error, or the caller does not go on."""
+        """Let go of what is under way: an error, or the caller stopped."""
         for run in list(self._runs):
             run.wait()
             run.release()

@@ -1,6 +1,8 @@
 """Batches at fixed addresses, for captured work: gathered on the device, or copied from the host.
 
-A captured batch reads its number from a counter on the device, which it raises by one.
+A captured batch (program.py: `Program.step_static`) reads its number from a counter on the device,
+which it raises by one, and by it the learning rate and the random draws of that batch. Nothing is
+copied per step if the data are on the device; `HostFeed` copies a batch before each replay.
 
 Shape letters: B batch, K batches of a table, E epochs, N samples.
 """
@@ -102,7 +104,7 @@ class ResidentFeed:
         return values, self._samples.targets.index_select(0, index_B)
 
     def advance(self) -> None:
-        """Go on to the next row of the table."""
+        """Advance to the next row of the table."""
         self._counters.add_(1)
 
 

@@ -284,7 +284,7 @@ def _attributes(one: Program, other: Program) -> str:
 
 
 def _alike(one: Any, other: Any, depth: int) -> bool:
-    """Whether two attributes are the same as far as can be told."""
+    """Whether two attributes are the same as far as can be seen."""
     if isinstance(one, Tensor):
         return (
             isinstance(other, Tensor)

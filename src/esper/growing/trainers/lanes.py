@@ -36,7 +36,7 @@ class Mark(Protocol):
 
 
 class Machine(Protocol):
-    """What a trainer needs of a device; tests stand in for it."""
+    """What a trainer needs of a device; tests have a fake one."""
 
     def on(self, lane: int | None) -> contextlib.AbstractContextManager[object]:
         """Queue work on a lane; None: beside all lanes."""

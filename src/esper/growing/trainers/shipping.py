@@ -282,7 +282,7 @@ class Forms:
         self._right: dict[str, bool] = {}
 
     def describe(self, network: nn.Module) -> tuple[NetworkForm, dict[str, Tensor]] | None:
-        """A network for a worker; None if there is no telling that it would be the same."""
+        """A network for a worker; None if it might not be the same."""
         try:
             form, values = describe_network(network)
         except EsperError:

@@ -414,7 +414,7 @@ class WorkerTrainer:
             if self._tries[run] >= TRIES:
                 raise EsperError(
                     f"run {run}: {reason}, at {TRIES} of {TRIES} tries; what is finished is kept: "
-                    f"go on with fewer workers, or a smaller batch size"
+                    f"use fewer workers, or a smaller batch size"
                 )
             waiting.again.append((job, sent))
         if not worker.held:

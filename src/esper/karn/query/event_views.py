@@ -86,7 +86,7 @@ def _struct_columns(cls: Any, stored: str, type_: Any) -> list[_EventColumn]:
 
 
 def _row_column(kind: TelemetryEventType, others: Sequence[_EventColumn]) -> list[_EventColumn]:
-    """What the rows of an event are, where its payload does not tell."""
+    """What the rows of an event are, where its payload does not say."""
     taken = {one.column.name for one in others}
     arrays = [one for one in payload_columns(kind) if one.is_array]
     if not arrays or not taken.isdisjoint(("member", "at_step")):

@@ -261,7 +261,7 @@ def _judged(run: Path) -> Section:
 def _contenders(run: Path) -> Section:
     """Policies with intervals, by score and size."""
     found = views.read_contenders(run)
-    return "Contenders", _contender_parts(found) or [tag("p", "None was judged yet.")]
+    return "Policies", _contender_parts(found) or [tag("p", "None was judged yet.")]
 
 
 _STATIC: Final = ("static-", "asha", "table:")
@@ -295,7 +295,7 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     )
     return [
         _picture(frontier_plot(dots, "score", named=True), note),
-        table("Contenders, best first", head, rows, range(1, 7)),
+        table("Policies, best first", head, rows, range(1, 7)),
     ]
 
 
@@ -345,21 +345,22 @@ def _network_curves(run: Path) -> Section:
     every = views.read_curves(run)
     shown = sorted(every[:4], key=lambda one: one.params)
     series = [
-        Series(f"{one.params:,}",
+        Series(f"#{one.label}: {one.params:,}",
                tuple((p.length, Estimate(p.score, p.low, p.high)) for p in one.points))
         for one in shown
     ]  # fmt: skip
     rows = [
         (one.label, f"{one.params:,}", ", ".join(name or "-" for name in one.topology),
+         one.recipe or "-",
          ", ".join(f"{p.length:.2f}: {number(p.score)}" for p in one.points[-6:]))
         for one in every
     ]  # fmt: skip
     label = f"Scores of {len(shown)} networks by length; the table below has the values"
     return "Score by length", [
         _picture(line_plot(series, "length of training, 1: in full", "score", label),
-                "The best four of all networks, named by their parameters."),
+                "The best four, by number and parameters; the table has all of them."),
         _as_table("Networks and their last scores by length",
-                 ("network", "parameters", "seeds", "scores"), rows, (1,)),
+                 ("network", "parameters", "seeds", "recipe, if another", "scores"), rows, (1,)),
     ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class NetworksTable(Panel):
             return hint("no network is trained yet")
         tested = {one.label: one for one in shot.frontier}
         curves = {one.label: one for one in shot.curves}
-        table = plain_table("", "no.", "test", "val.", "curve", "params", "width", "seeds",
+        table = plain_table("", "no.", "test", "val.", "curve", "params", "width", "seeds; recipe",
                             right=(1, 2, 3, 5))  # fmt: skip
         labels = sorted(
             {**tested, **curves}, key=lambda label: -_rank(tested.get(label), curves.get(label))
@@ -65,11 +65,12 @@ def _cells(point: FrontierPoint | None, curve: NetworkCurve | None) -> list[Rend
     assert known is not None, "a label comes from one of the two"
     val = point.val_score if point is not None else _last(curve)
     line = sparkline([one.score for one in curve.points], _CURVE) if curve else ""
+    recipe = f"; {curve.recipe}" if curve and curve.recipe else ""
     return [
         figure(point.score.value if point else None),
         figure(val),
         line,
         count(known.params),
         known.variant or "x1",
-        Text(topology(known.topology), overflow="ellipsis"),
+        Text(f"{topology(known.topology)}{recipe}", overflow="ellipsis"),
     ]

@@ -137,7 +137,7 @@ class RunScreen(Screen[None]):
         return action != "zoom" or self._fits
 
     def action_pause(self) -> None:
-        """Stop or go on reading."""
+        """Pause or resume reading."""
         self._paused = not self._paused
         self._say("Paused; space continues." if self._paused else "")
         if not self._paused:

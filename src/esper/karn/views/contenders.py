@@ -32,7 +32,7 @@ class Contender:
 
     label: str
     policy: str
-    """In the words of the command line."""
+    """As named on the command line."""
     is_reference: bool
     """What `difference` is to."""
     n: int

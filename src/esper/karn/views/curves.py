@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -22,8 +23,12 @@ from esper.karn.views.documents import (
     whole,
 )
 from esper.karn.views.kinds import RunKind, kind_of
+from esper.leyline.codec import Json
 from esper.leyline.statistics import t_interval
 from esper.storage import run_files as f
+
+_NAMES: Final = {"lr": "rate", "augment": "augmentation", "start": "weights of run"}
+"""Of entries of a recipe whose own names are no words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class NetworkCurve:
-    """A network at one learning rate, or a topology over contexts."""
+    """A network trained by one recipe at several lengths, or a topology over contexts."""
 
     label: str
     """Number of its best run (grow), or of the topology."""
@@ -50,6 +55,8 @@ class NetworkCurve:
     parent: str
     """Number of the run it was proposed from; empty if none."""
     learning_rate: float
+    recipe: str
+    """What differs from the recipe of the model as given, its length apart; empty: nothing."""
     params: int
     macs: int
     finished: bool
@@ -66,18 +73,45 @@ def read_curves(run: Path) -> tuple[NetworkCurve, ...]:
     return _audited(run) if kind is RunKind.AUDIT else ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """What the runs of a search are compared with."""
+
+    variants: tuple[str, ...]
+    samples: float
+    """Of a training run of the model as given in full."""
+    given: Entries
+    """Its row."""
+
+
 def _searched(run: Path) -> tuple[NetworkCurve, ...]:
     if not (run / f.SEARCH).exists():
         return ()
-    info, search = read_entries(run / f.GROW), read_entries(run / f.SEARCH)
+    info, rows = read_entries(run / f.GROW), objects(read_entries(run / f.SEARCH), "rows")
+    samples = real(info, "length") * real(info, "batch_size")
+    search = _Search(texts(info, "variants"), samples, rows[0] if rows else {})
     groups: dict[tuple[object, ...], list[Entries]] = defaultdict(list)
-    for row in objects(search, "rows"):
-        recipe = entries(row, "recipe")
-        key = whole(row, "variant"), texts(row, "topology"), real(recipe, "lr"), row.get("start")
-        groups[key].append(row)
-    variants, length = texts(info, "variants"), real(info, "length")
+    for row in rows:
+        groups[whole(row, "variant"), texts(row, "topology"), str(_recipe(row))].append(row)
     groups_by_merit = sorted(groups.values(), key=lambda rows: max(map(_merit, rows)), reverse=True)
-    return tuple(_network(rows, variants, length) for rows in groups_by_merit)
+    return tuple(_network(rows, search) for rows in groups_by_merit)
+
+
+def _recipe(row: Entries) -> dict[str, Json]:
+    """How a run is trained, seed and starting weights included; its length apart."""
+    recipe = {**entries(row, "recipe"), "seed": row.get("seed"), "start": row.get("start")}
+    return {name: value for name, value in recipe.items() if name != "batches"}
+
+
+def _differences(row: Entries, given: Entries) -> str:
+    """What differs from the recipe of the model as given, as in `rate 0.01, seed 7`."""
+    reference, recipe = _recipe(given), _recipe(row)
+    named = {name: _NAMES.get(name, name.replace("_", " ")) for name in recipe}
+    return ", ".join(
+        f"{named[name]} {value:.3g}" if isinstance(value, float) else f"{named[name]} {value}"
+        for name, value in recipe.items()
+        if value != reference.get(name)
+    )
 
 
 def _merit(row: Entries) -> float:
@@ -86,24 +120,28 @@ def _merit(row: Entries) -> float:
     return -math.inf if math.isnan(score) else -score if row.get("lower_is_better") else score
 
 
-def _network(rows: list[Entries], variants: tuple[str, ...], length: float) -> NetworkCurve:
-    """The runs of one network at one rate."""
+def _network(rows: list[Entries], search: _Search) -> NetworkCurve:
+    """The runs of one network by one recipe."""
     best = max(rows, key=_merit)
-    variant, parent = whole(best, "variant") or 0, whole(best, "parent")
+    variants, variant, parent = search.variants, whole(best, "variant") or 0, whole(best, "parent")
     trained = [row for row in rows if text(row, "status") != "planned"]
     trained.sort(key=lambda row: whole(row, "trained") or 0)
+    recipe = entries(best, "recipe")
+    share = real(recipe, "batch_size") / search.samples  # of a run in full, by one batch
     return NetworkCurve(
         label=str(whole(best, "number")),
         topology=texts(best, "topology"),
         variant=variants[variant] if variant < len(variants) else str(variant),
         origin=text(best, "origin"),
         parent="" if parent is None else str(parent),
-        learning_rate=real(entries(best, "recipe"), "lr"),
+        learning_rate=real(recipe, "lr"),
+        recipe=_differences(best, search.given),
         params=whole(best, "params") or 0,
         macs=whole(best, "macs") or 0,
-        finished=any(real(row, "trained") >= length for row in trained),
+        # The length of a run is a whole number of its batches: the nearest to the full one.
+        finished=any(share * (real(row, "trained") + 0.5) >= 1.0 for row in trained),
         points=tuple(
-            CurvePoint(real(row, "trained") / length, real(row, "score"), math.nan, math.nan)
+            CurvePoint(share * real(row, "trained"), real(row, "score"), math.nan, math.nan)
             for row in trained
         ),
     )
@@ -130,6 +168,7 @@ def _audited(run: Path) -> tuple[NetworkCurve, ...]:
                 origin="planted" if any(seeds) else "host",
                 parent="",
                 learning_rate=math.nan,
+                recipe="",
                 params=setup.params[k],
                 macs=setup.macs[k],
                 finished=len(contexts) == setup.contexts,

@@ -1,7 +1,9 @@
 """The learning curve of a training run: one point per round, with intervals over its members.
 
 From events; rounds without events (telemetry off, or lost by a kill) from the history of the newest
-checkpoint, or from the stored rounds of a policy that does not learn.
+checkpoint, or from the stored rounds of a policy that does not learn. Drawn on the web page
+(karn/web/static/js/training_figures.js), in the terminal (karn/tui/learning_curve.py) and in the
+report (karn/report/sections.py).
 
 Shape letters: E members, R rounds.
 """

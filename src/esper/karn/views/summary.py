@@ -182,7 +182,7 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
 
 
 def _training_command(path: Path, policy: str, state: RunState) -> str:
-    """Training that is finished needs more rounds to go on, which nobody but its user knows."""
+    """Training that is finished needs more rounds to resume, which nobody but its user knows."""
     if state in (RunState.RUNNING, RunState.FINISHED):
         return ""
     return resume_training(path, policy, trust=(path / f.SOURCE).is_dir())

@@ -69,7 +69,7 @@ class Guard:
             await self._app(scope, receive, guarded)
 
     def _problem(self, scope: Scope) -> tuple[int, str] | None:
-        """Status and sentence of a refusal; None: go on."""
+        """Status and sentence of a refusal; None: serve it."""
         hosts = _values(scope, b"host")
         if len(hosts) != 1 or not self._access.allows_host(hosts[0]):
             return 400, "This Host is not served here: use the address that esper serve printed."

@@ -22,6 +22,10 @@ channels: 2 for images, 1 for signals.
 With `reads_ahead=True` it is refused by sequence hosts, unless they have an attribute `causal` that
 is False: a seed that sees later positions would give a language model the answers.
 
+A method `seed_steps` makes it fast on a GPU: it gives the seed as a chain of steps with kernels, so
+that all members' seeds change their rows in place (norm.py has a short one). Without it seeds run
+on copies of their rows by `forward`.
+
 It is found without another entry; a task offers it once its `TaskSpec.blueprints` names it
 (built-in tasks: tasks/hosts.py).
 """

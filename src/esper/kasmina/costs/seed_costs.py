@@ -179,11 +179,11 @@ class TrainingCosts:
     seed_SK: Ints
     """Seed that trains with the host: its input needs a gradient."""
     shadow_SK: Ints
-    """Incubating seed: its input is detached."""
+    """Seed in TRAINING: its input is detached."""
     frozen_SK: Ints
     """Seed in the suffix of a shadow row: passes the gradient on, does not train."""
 
-    def relative(self, blueprint_ES: Ints, alpha_ES: Floats, incubating_ES: Bools) -> Doubles:
+    def relative(self, blueprint_ES: Ints, alpha_ES: Floats, training_ES: Bools) -> Doubles:
         """Cost `[E]` of a training batch relative to the host's."""
         slot_S = np.arange(len(self.suffix_S))
         held_ES = blueprint_ES != NO_BLUEPRINT
@@ -193,7 +193,7 @@ class TrainingCosts:
         frozen_ES = np.where(blended_ES, self.frozen_SK[slot_S, kind_ES], 0)
         later_ES = frozen_ES.sum(axis=1, keepdims=True) - np.cumsum(frozen_ES, axis=1)
         shadow_ES = self.shadow_SK[slot_S, kind_ES] + self.suffix_S + later_ES
-        shadow_ES = np.where(held_ES & incubating_ES, shadow_ES, 0)
+        shadow_ES = np.where(held_ES & training_ES, shadow_ES, 0)
         total_E = self.host + (main_ES + shadow_ES).sum(axis=1)
         return np.asarray(total_E / self.host, dtype=np.float64)
 
@@ -229,7 +229,7 @@ def measure_training_costs(network: StackedNetwork, probe: HostProbe, x: Tensor)
 def _seed_costs(
     network: StackedNetwork, probe: HostProbe, slot: int, kind: int
 ) -> tuple[int, int, int]:
-    """MACs of a seed that trains with the host, that incubates, and that does not train."""
+    """MACs of a seed that trains with the host, that is in TRAINING, and that does not train."""
     recipe, shape = network.blueprints[kind], probe.slot_shapes[slot]
     known = recipe.built_in and not recipe.from_host
     key = (recipe.factory, network.slots[slot].channels, shape)

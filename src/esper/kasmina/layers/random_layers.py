@@ -335,7 +335,7 @@ def _permutation(
     device: torch.device | None = None,
     **_: Any,
 ) -> Tensor:
-    if draws.stacked:  # vmap runs row after row and does not tell which
+    if draws.stacked:  # vmap runs row after row and does not say which
         raise RuntimeError("torch.randperm is not drawn row by row under vmap")
     order = draws.words(torch.empty(n, device=device), by_sample=False).argsort(stable=True)
     return order.to(dtype or torch.int64)

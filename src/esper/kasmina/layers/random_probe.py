@@ -137,7 +137,7 @@ class _DrawRecorder(RowDraws):  # type: ignore[no-untyped-call]
     def other(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
-        before = self._torch_states()  # the tag does not tell whether it draws this time
+        before = self._torch_states()  # the tag does not say whether it draws this time
         out = func(*args, **kwargs)
         if not torch.equal(before, self._torch_states()):
             self.unknown.append(func.overloadpacket.__name__)

@@ -1,6 +1,6 @@
 """Parameter and MAC caps of members: which seeds may still be grown.
 
-A cap is reserved when a seed starts: every seed in a slot counts, incubating ones and those being
+A cap is reserved when a seed starts: every seed in a slot counts, those in TRAINING and those being
 pruned included, and a new seed counts with the costliest blend style it might get.
 
 Shape letters: E members, S slots, K blueprints.

@@ -1,6 +1,6 @@
 """Dispatch to our own kernels: on a GPU in half precision, and whole blocks on a CPU.
 
-Every function here falls back to torch, or tells the caller to.
+Every function here falls back to torch, or asks the caller to.
 
 Shape letters: R rows, B batch, C channels, H W.
 """

@@ -1,7 +1,7 @@
 """Row tables (which forward passes to compute) and the plans compiled from them.
 
 A row is one forward pass of a member with given alphas. Training has a main row per member and a
-shadow row per incubating seed; validation and counterfactuals are rows too. A row may start at a
+shadow row per seed in TRAINING; validation and counterfactuals are rows too. A row may start at a
 slot, from another row's activation, so that a shared prefix is computed once. Rows are ordered:
 those that start at the input first, then by the slot they start at.
 
@@ -81,7 +81,7 @@ def member_rows(life: Lifecycle) -> RowTable:
 
 
 def training_rows(life: Lifecycle) -> RowTable:
-    """Return the main rows of all members, then a shadow row for each incubating seed."""
+    """Return the main rows of all members, then a shadow row for each seed in TRAINING."""
     main = member_rows(life)
     slot_N, member_N = np.nonzero((life.stage_ES == SeedStage.TRAINING).T)
     later = np.arange(len(life.slots))[None, :] > slot_N[:, None]

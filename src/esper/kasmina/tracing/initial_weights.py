@@ -125,7 +125,7 @@ class Part:
         return self.gain * _RULES[self.rule][0](self.fans) if self.is_random() else self.deviation
 
     def is_random(self) -> bool:
-        """Whether its deviation tells of a rule."""
+        """Whether its deviation suggests a rule."""
         structured = self.identity_scale or self.orthogonal_gain
         return self.deviation > 0 and not structured and not self.is_default
 

@@ -192,7 +192,7 @@ _FIRST_FUNCTIONS: Final = ("conv", "batch_norm", "group_norm", "max_pool", "avg_
 _LAST_FUNCTIONS: Final = ("linear", "layer_norm", "rms_norm", "embedding", "scaled_dot_product")
 _FLIPS: Final = frozenset({"transpose", "permute", "swapaxes", "movedim", "moveaxis"})
 _MAX_STEPS: Final = 12
-"""How far to look for a layer that tells the layout."""
+"""How far to look for a layer that implies the layout."""
 
 
 def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> str | None:
@@ -235,7 +235,7 @@ def _rank(node: fx.Node) -> int:
 
 
 def layout_of(module: nn.Module) -> str | None:
-    """Return where a layer has its channels; None if it does not tell."""
+    """Return where a layer has its channels; None if it implies none."""
     for part in module.modules():
         if isinstance(part, _FIRST_LAYERS):
             return CHANNELS_FIRST

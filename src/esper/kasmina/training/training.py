@@ -78,7 +78,7 @@ class TrainBatch:
     correct_E: Tensor
     """Correct predictions of the main rows."""
     shadow_loss_ES: Tensor
-    """Loss with the incubating seed of that slot enabled."""
+    """Loss with the seed of that slot enabled, while it is in TRAINING."""
     host_grad_norm_E: Tensor
     """Before clipping."""
     grad_norm_ES: Tensor

@@ -120,8 +120,8 @@ class Help:
 
     def flags(self) -> list[str]:
         """Names of all flags."""
-        words = [word for setting in self.settings for word in setting.form.split(", ")]
-        return [word.split()[0][2:] for word in words if word.startswith("--")]
+        options = [name for setting in self.settings for name in setting.form.split(", ")]
+        return [name.split()[0][2:] for name in options if name.startswith("--")]
 
     def topics(self) -> list[str]:
         """Topics of the flags, in order."""
@@ -190,14 +190,14 @@ def _settings(boxes: str) -> list[_Setting]:
         if line.startswith(("╭", "╰")):
             positional = False
         inside = re.fullmatch(r"│ (.*) │", line)
-        words = inside[1].rstrip() if inside else ""
-        if words.startswith("-") or (positional and words[:1].strip()):
-            form, _, says = words.partition("  ")
+        line_text = inside[1].rstrip() if inside else ""
+        if line_text.startswith("-") or (positional and line_text[:1].strip()):
+            form, _, says = line_text.partition("  ")
             entries.append([form, says.strip()])
-        elif entries and words.startswith("  "):
-            entries[-1][1] += f" {words.strip()}"
-        elif entries and words and not words.startswith("─") and not entries[-1][1]:
-            entries[-1][0] += words  # a form that is longer than a line
+        elif entries and line_text.startswith("  "):
+            entries[-1][1] += f" {line_text.strip()}"
+        elif entries and line_text and not line_text.startswith("─") and not entries[-1][1]:
+            entries[-1][0] += line_text  # a form that is longer than a line
     return [_setting(form, says.strip()) for form, says in entries if not form.startswith("-h")]
 
 

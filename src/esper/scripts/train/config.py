@@ -263,7 +263,7 @@ def task_label(task: TaskConfig, spec: TaskSpec) -> str:
 
 
 def resume_folder(argv: Sequence[str], policy: str | None = None) -> Path | None:
-    """Run folder to resume, for a bare --resume the newest matching run; None: a new run.
+    """Run folder to resume, for --resume without a name the newest matching run; None: a new run.
 
     `policy`: one that does not learn; None: the learner.
     """

@@ -13,7 +13,7 @@ from esper.compare.judging import Judged, judge
 from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.recording import event_files, show_progress
-from esper.simic.distributed.ranks import ALONE
+from esper.simic.distributed.ranks import SINGLE_PROCESS
 from esper.simic.distributed.world import World
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
@@ -22,7 +22,8 @@ from esper.simic.training.runs.resume import Resumed
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
 from esper.storage.run_files import EVENTS
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.runtime import parse_device
 
@@ -81,7 +82,7 @@ def learn(
             )
         if world is not None:
             world.leave()
-            agent.ranks = ALONE
+            agent.ranks = SINGLE_PROCESS
         judged = judge(training, agent, spec, data, config.judged_members, process.result)
         result = replace(judged.result, telemetry=f"{hub.report()} ({events})")
         yield Learnt(folder, training, history, replace(judged, result=result))

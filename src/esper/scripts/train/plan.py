@@ -38,7 +38,8 @@ from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.make_policy import spec_for
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.device_info import describe_device
 from esper.tolaria.runtime import parse_device, synchronize_device
 

@@ -23,7 +23,8 @@ import torch
 from esper.leyline.stages import SeedStage
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import WaitPolicy
-from esper.tasks.spec import TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData, TaskPart
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.stage_mix import half_of_slots_live, set_seed_stages

@@ -19,7 +19,8 @@ from esper.simic.training.runs.policy_session import PolicySession
 from esper.storage.atomic import require_writable
 from esper.storage.run_files import EVENTS
 from esper.tamiyo.make_policy import spec_for
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.round_results import (
     RoundResult,

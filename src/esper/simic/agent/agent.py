@@ -35,7 +35,7 @@ from esper.simic.agent.schedule import Schedule
 from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
-from esper.simic.distributed.ranks import ALONE, Ranks
+from esper.simic.distributed.ranks import SINGLE_PROCESS, Ranks
 from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.distribution import action_uniforms
 from esper.tamiyo.heads import required_heads
@@ -65,7 +65,7 @@ class PPOAgent:
         config: PPOConfig | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         """`ranks`: the processes that train this agent together, each with members of its own."""
         self.ranks = ranks

@@ -1,4 +1,7 @@
-"""`PPOConfig`, the settings of PPO; docs/ppo.md explains the defaults."""
+"""`PPOConfig`, the hyperparameters of PPO; docs/ppo.md explains the defaults.
+
+The presets of `esper train ppo` (simic/training/config.py) change some of them.
+"""
 
 from __future__ import annotations
 

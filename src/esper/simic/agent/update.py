@@ -25,7 +25,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.simic.agent.buffer import Minibatch, RolloutBuffer
 from esper.simic.agent.config import PPOConfig
-from esper.simic.distributed.ranks import ALONE, Ranks, moments
+from esper.simic.distributed.ranks import SINGLE_PROCESS, Ranks, moments
 from esper.simic.telemetry.aggregation import Figure
 from esper.tamiyo.heads import Chooser
 from esper.tamiyo.network import PolicyNetwork, PolicyOutput
@@ -134,7 +134,7 @@ def make_targets(
     decided_TE: Bools,
     normalize: bool,
     device: torch.device,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Targets:
     """Build the targets and their metrics, which are those of all ranks."""
     return_TE = advantage_TE + value_TE
@@ -165,7 +165,7 @@ def run_pass(
     targets: Targets,
     config: PPOConfig,
     settings: PassSettings,
-    ranks: Ranks = ALONE,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> list[Row]:
     """Run up to `config.epochs` epochs, fewer if the KL limit stops; returns metric rows."""
     for group in optimizer.param_groups:

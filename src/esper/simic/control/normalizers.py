@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.errors import EsperError
-from esper.simic.distributed.ranks import ALONE, Ranks
+from esper.simic.distributed.ranks import SINGLE_PROCESS, Ranks
 from esper.tamiyo.inputs import Observation
 from esper.tamiyo.network_config import PolicySpec
 
@@ -55,7 +55,7 @@ class RunningMeanStd:
         deviation_D = np.sqrt(self.variance_D)
         return np.where(deviation_D > MIN_DEVIATION, deviation_D, 1.0)
 
-    def update(self, x: npt.NDArray[np.floating], ranks: Ranks = ALONE) -> None:
+    def update(self, x: npt.NDArray[np.floating], ranks: Ranks = SINGLE_PROCESS) -> None:
         """Add values `[.., D]`, those of the other ranks included."""
         flat = np.asarray(x, dtype=np.float64).reshape(-1, len(self.mean_D))
         if not np.isfinite(flat).all():
@@ -133,7 +133,7 @@ class ObservationNormalizer:
             obs.blueprint_ES,
         )
 
-    def commit(self, ranks: Ranks = ALONE) -> None:
+    def commit(self, ranks: Ranks = SINGLE_PROCESS) -> None:
         """Merge the pending statistics of all ranks; call between rollouts."""
         for name, pending in self.pending.items():
             self.parts[name].merge(pending.over(ranks))
@@ -179,7 +179,7 @@ class RewardNormalizer:
         """Divisor of rewards; 1 until returns vary."""
         return float(self.seen.deviation_D[0])
 
-    def update(self, reward_TE: Doubles, ended_TE: Bools, ranks: Ranks = ALONE) -> None:
+    def update(self, reward_TE: Doubles, ended_TE: Bools, ranks: Ranks = SINGLE_PROCESS) -> None:
         """Add a rollout of all ranks; if the number of members changed, returns start at 0."""
         members = reward_TE.shape[1]
         running_E = self.return_E if len(self.return_E) == members else np.zeros(members)

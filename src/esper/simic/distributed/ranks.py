@@ -1,6 +1,6 @@
 """`Ranks`: what the learner asks of the processes that train one controller together.
 
-The plain learner trains alone (`ALONE`): every method returns its argument. `World`
+`SINGLE_PROCESS` is a run of one process: every method returns its argument. `World`
 (`world.py`) overrides them by collectives over the processes of a `torchrun` job. The learner
 itself is the same.
 
@@ -67,7 +67,7 @@ class Ranks:
         """Replace gradients by their sums over ranks."""
 
 
-ALONE: Final = Ranks()
+SINGLE_PROCESS: Final = Ranks()
 """A run of one process."""
 
 

@@ -95,7 +95,7 @@ class World(Ranks):
         self._joined = True
 
     def leave(self) -> None:
-        """Leave the job; the other ranks may go on without this one."""
+        """Leave the job; the other ranks may continue without this one."""
         import torch.distributed as dist
 
         if self._joined:

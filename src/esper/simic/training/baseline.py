@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.streams import stream_seed
-from esper.simic.distributed.ranks import ALONE, Ranks
+from esper.simic.distributed.ranks import SINGLE_PROCESS, Ranks
 from esper.tamiyo.baselines import WaitPolicy
 from esper.tolaria.engine import VectorizedEngine
 
 if TYPE_CHECKING:
     from esper.leyline.arrays import Doubles
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tasks.spec import TaskSpec
+    from esper.tasks.task_data import TaskData
     from esper.tolaria.engine_config import EngineConfig
 
 SEED_MASK: Final = 0x7FFFFFFF
@@ -23,7 +24,10 @@ SEED_MASK: Final = 0x7FFFFFFF
 
 
 def measure_wait_baseline(
-    spec: TaskSpec, config: EngineConfig, data: TaskData | None = None, ranks: Ranks = ALONE
+    spec: TaskSpec,
+    config: EngineConfig,
+    data: TaskData | None = None,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> tuple[float, ...]:
     """Mean score `[T + 1]` of hosts under `WaitPolicy`: at initialisation, then after each step.
 

@@ -30,7 +30,8 @@ from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoints import completed_rounds
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
+from esper.tasks.task_data import TaskData
 from esper.tolaria.engine import VectorizedEngine
 
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from esper.simic.training.runs.resume import Resumed
     from esper.simic.training.runs.session import FolderSession
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tasks.spec import TaskSpec
+    from esper.tasks.task_data import TaskData
     from esper.tolaria.engine_config import EngineConfig
 
 # torch is imported inside the functions: reading settings and listing runs stay quick.
@@ -155,12 +156,12 @@ def make_trainer(
     """
     from esper.simic.agent.agent import PPOAgent
     from esper.simic.client import SimicClient, policy_spec
-    from esper.simic.distributed.ranks import ALONE
+    from esper.simic.distributed.ranks import SINGLE_PROCESS
     from esper.simic.training.distributed_trainer import DistributedTrainer
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
     from esper.tolaria.engine import VectorizedEngine
 
-    config, ranks = config or TrainingConfig(), world or ALONE
+    config, ranks = config or TrainingConfig(), world or SINGLE_PROCESS
     spec = spec or ranks.together(config.task.spec)
     settings = ranks.together(lambda: _own_engine_config(config, ranks))
     engine = ranks.together(lambda: VectorizedEngine(spec, settings, data=data))

@@ -12,9 +12,9 @@ import triton.language as tl
 
 
 @triton.jit
-def left_of(size, start, MOST: tl.constexpr):
-    """Return how many of `size` elements there are from `start` (int64) on, MOST at most."""
-    return tl.minimum(size - start, MOST).to(tl.int32)
+def left_of(size, start, LIMIT: tl.constexpr):
+    """Return how many of `size` elements there are from `start` (int64) on, LIMIT at most."""
+    return tl.minimum(size - start, LIMIT).to(tl.int32)
 
 
 @triton.jit

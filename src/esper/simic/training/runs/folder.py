@@ -362,7 +362,7 @@ class RunFolder:
 def is_grow_run(path: Path) -> bool:
     """Whether a folder holds a run of `esper.grow`, which may just have begun.
 
-    Names do not tell: a training run may be called `grow`.
+    Names do not decide: a training run may be called `grow`.
     """
     begun = (path / GROWN_NETWORKS).is_dir() and not (path / RUN).exists()
     return begun or (path / GROW).is_file()

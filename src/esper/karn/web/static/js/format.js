@@ -70,7 +70,7 @@ export function progressText(run) {
 
 export function topologyText(point) {
   const slots = point.topology || [];
-  const bare = point.origin === "given" ? "your model" : point.variant ? "" : "host";
-  const seeds = slots.some(Boolean) ? slots.map((name) => name || "-").join(" ") : bare;
+  const noSeeds = point.origin === "given" ? "your model" : point.variant ? "" : "host";
+  const seeds = slots.some(Boolean) ? slots.map((name) => name || "-").join(" ") : noSeeds;
   return [`#${point.label}`, point.variant, seeds].filter(Boolean).join(" ");
 }

@@ -3,7 +3,7 @@
 import { contenderRows, contenderTable, IntervalPlot } from "./contenders.js";
 import { Curves, curveSource } from "./curves.js";
 import { Figure } from "./figure.js";
-import { number, topologyText } from "./format.js";
+import { topologyText } from "./format.js";
 import { FrontierPlot, policyPoints } from "./frontier.js";
 
 const FEW = 8;
@@ -35,7 +35,7 @@ class NetworkCurveFigure {
   // The best come first: of many, the plot has these, the table all that were sent.
   update(data) {
     const series = data.curves.filter((curve) => curve.points.length).map((curve) => ({
-      label: topologyText(curve) + (curve.learning_rate === null ? "" : `, rate ${number(curve.learning_rate)}`),
+      label: [topologyText(curve), curve.recipe].filter(Boolean).join(", "),
       x: curve.points.map((p) => p.length), y: curve.points.map((p) => p.score),
     }));
     const top = series.slice(0, FEW);
