@@ -41,6 +41,9 @@ FILLED: Final = 0.95
 """Share of the time that is left that they are to take."""
 FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
+SHARED_MARGIN: Final = 0.75
+"""Share of the time that is left that runs are to take which share a device: how much so few of them
+slow each other is not known."""
 MAX_FINALE: Final = 4
 """Runs of the finale."""
 MAX_FILLING: Final = 8
@@ -264,7 +267,8 @@ class Search:
         """Batches that each of some networks can be trained on in the time that is left."""
         one = replace(row, recipe=replace(row.recipe, batches=1), trained=0)
         each = max(count * self.clock.share(one), self.clock.predict(one))
-        return int(MARGIN * self.clock.left / each) if each > 0 else 0
+        margin = MARGIN if count <= self.trainer.at_once else SHARED_MARGIN
+        return int(margin * self.clock.left / each) if each > 0 else 0
 
     def _add(self, rows: Sequence[Row]) -> bool:
         self.table = replace(self.table, rows=(*self.table.rows, *rows))
