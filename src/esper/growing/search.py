@@ -42,8 +42,7 @@ FILLED: Final = 0.95
 FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
 SHARED_MARGIN: Final = 0.75
-"""Share of the time that is left that runs are to take which share a device: how much so few of them
-slow each other is not known."""
+"""The share where they train on one device: how much so few slow each other is not known."""
 MAX_FINALE: Final = 4
 """Runs of the finale."""
 MAX_FILLING: Final = 8
