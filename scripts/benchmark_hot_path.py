@@ -39,9 +39,9 @@ from hot_path_config import (
 
 if TYPE_CHECKING:
     from esper.tasks.task_data import TaskData
-    from esper.tolaria.timed_engine import StepTimings, TimedEngine
     from hot_path_timing import Case, CaseResult, Ratio
     from plain_loop import PlainLoop
+    from timed_engine import StepTimings, TimedEngine
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class Train:
     """Write the numbers to this folder, over those of an earlier run; default: the run
     folder."""
     dry_run: bool = False
-    """Print the plan and an estimated time from a few timed steps; train and write nothing."""
+    """Check settings, task and data and print the plan; train and write nothing."""
 
     def check(self) -> TaskSpec:
         """Check the settings before anything is loaded; returns the task spec."""
