@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import (
-    AlphaMode,
-    BlendStyle,
-    LifecycleOp,
-    SeedStage,
-    TrainingSignals,
-)
+from esper.leyline import BlendStyle, LifecycleOp, SeedStage, TrainingSignals
+from esper.leyline.actions import AlphaMode
 from esper.leyline.context import Candidates, ContextSignals
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.signals import HISTORY_LENGTH, SlotReports

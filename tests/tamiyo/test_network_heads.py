@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import HEADS_BY_OP, ActionHead, ActionMasks, LifecycleOp
+from esper.leyline import ActionHead, ActionMasks, LifecycleOp
+from esper.leyline.actions import HEADS_BY_OP
 from esper.tamiyo.heads import Chooser, required_heads
 from esper.tamiyo.inputs import PolicyInputs
 from esper.tamiyo.network import PolicyState, held_seed

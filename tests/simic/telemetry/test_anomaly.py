@@ -12,15 +12,19 @@ from scipy.stats import spearmanr
 from esper.leyline import (
     ActionHead,
     BatchSummary,
-    EpisodeOutcome,
     EsperError,
     LayerGradientStats,
-    PPOUpdateMetrics,
     TelemetryConfig,
     TelemetryEventType,
     TelemetryLevel,
 )
-from esper.leyline.payloads import AnomalyDetected, AnomalyKind, AnomalyReport
+from esper.leyline.payloads import (
+    AnomalyDetected,
+    AnomalyKind,
+    AnomalyReport,
+    EpisodeOutcome,
+    PPOUpdateMetrics,
+)
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.telemetry.anomaly import (
     WORST_FIRST,
