@@ -35,7 +35,7 @@ from esper.simic.training.runs.folder import (
     read_session_settings,
 )
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
-from esper.tamiyo import HeuristicConfig, WaitPolicy
+from esper.tamiyo import WaitPolicy
 from esper.tamiyo.grammar import DESCRIPTIONS, parse, parse_all
 from esper.tamiyo.make_policy import load_topology
 from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
@@ -56,14 +56,6 @@ def call(*flags: object) -> int:
 
 def numbers(folder: Path, policy: str) -> dict:
     return json.loads((folder / f"train_{policy}_synthetic.json").read_text())
-
-
-def test_the_heuristic_has_the_charge_that_is_given():
-    """The price itself is in what it observes."""
-    for flags, charge in (((), HeuristicConfig().charge), (("--heuristic.charge", "0.5"), 0.5)):
-        asked = read_train("heuristic", ["--task", "digits_impaired", "--rent", "0.25", *flags])
-        policy = asked.make_policy(asked.check(), ScoreReward(Upkeep()))
-        assert policy.config == HeuristicConfig(charge=charge)
 
 
 def test_a_table_is_planted_without_a_plan_phase_of_the_task(tmp_path):
@@ -180,7 +172,7 @@ def test_help_shows_an_example_of_every_policy(capsys):
             assert word in said
     for word in ("static-final", "static-final:r0c0=norm", "fixed:norm@3"):
         assert call(word, "--help") == 0
-        assert "--heuristic.charge" in capsys.readouterr().out
+        assert "--rent" in capsys.readouterr().out
 
 
 def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
@@ -477,7 +469,6 @@ BAD = [
     (("wait", "--task", "synthetic", "--batch-size", "5000"), "batch size 5000"),
     (("wait", "--device", "cuda:7"), "cuda:7"),
     (("wait", "--rollout-steps", "3"), "--rollout-steps has no meaning for wait"),
-    (("heuristic", *TINY, "--heuristic.charge", "-1"), "charge=-1"),
     (("fixed:conv_hevy", *TINY), "conv_heavy"),
     (("static-full:norm:r9c9", *TINY), "r9c9"),
     (("heuristic:norm,conv_lite", *TINY), "conv_light"),

@@ -11,7 +11,7 @@ their values.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
@@ -20,15 +20,11 @@ from esper.leyline.errors import EsperError, parse_error_line, shown, unknown_na
 from esper.tamiyo.heuristic import HeuristicConfig
 
 NAMES = tuple(field.name for field in fields(HeuristicConfig) if field.name != "table")
-"""Rules that a file or a flag may set."""
+"""Rules that a file may set."""
 
 
-def read_rules(path: Path, base: HeuristicConfig | None = None) -> HeuristicConfig:
-    """Return `base` with the rules of a file; raises if both set a rule to different values.
-
-    `base`: rules given by flags; None: the defaults.
-    """
-    base = base or HeuristicConfig()
+def read_rules(path: Path) -> HeuristicConfig:
+    """Return the rules of a file."""
     where = f"rules {shown(str(path))}"
     try:
         entries = tomllib.loads(path.read_text())
@@ -43,23 +39,7 @@ def read_rules(path: Path, base: HeuristicConfig | None = None) -> HeuristicConf
         if name not in NAMES:
             raise unknown_name("rule", name, NAMES, f"in {path}")
         changes[name] = from_json(hints[name], data, f"{where}: {name}")
-    for name in changed_rules(base):
-        if changes.get(name, getattr(base, name)) != getattr(base, name):
-            raise EsperError(
-                f"{where}: {name} is {shown(changes[name])} there and "
-                f"{shown(getattr(base, name))} by a flag or the run that resumes; keep one"
-            )
     try:
-        return replace(base, **changes)  # type: ignore[arg-type]
+        return HeuristicConfig(**changes)
     except EsperError as error:
         raise EsperError(f"{where}: {error}") from None
-
-
-def changed_rules(rules: HeuristicConfig) -> list[str]:
-    """Names of the rules that differ from the defaults.
-
-    >>> changed_rules(HeuristicConfig(charge=0.5))
-    ['charge']
-    """
-    usual = HeuristicConfig()
-    return [name for name in NAMES if getattr(rules, name) != getattr(usual, name)]
