@@ -1,16 +1,11 @@
 """Users bring tasks in a file or a package; what is wrong with one is one line."""
 
-import importlib.metadata
-import subprocess
 import sys
-from importlib.metadata import EntryPoint
 
 import pytest
 
-from esper.tasks import registry
-from esper.tasks.listing import BrokenTask, TaskListing, list_tasks
-from esper.tasks.registry import TaskRegistry, get_task_spec, load_task_file, task_names
-from esper.tasks.synthetic_images import synthetic_spec
+from esper.tasks.listing import list_tasks
+from esper.tasks.registry import get_task_spec, load_task_file, task_names
 from support import refused
 
 ONE = """
@@ -111,83 +106,6 @@ def test_a_missing_file_is_one_line(tmp_path):
     assert "no such file" in refused(lambda: get_task_spec(f"{tmp_path}:x.py:y"))
 
 
-# ---- packages --------------------------------------------------------------------------------
-
-OFFERED = synthetic_spec(name="offered")
-A_NUMBER = 7
-
-
-def make_offered():
-    return OFFERED
-
-
-def fails():
-    raise RuntimeError("out\nof order")
-
-
-@pytest.fixture
-def offer(monkeypatch):
-    """Pretend that installed packages offer these tasks."""
-
-    def offer(**entries: str) -> None:
-        points = [EntryPoint(name, value, "esper.tasks") for name, value in entries.items()]
-        monkeypatch.setattr(
-            importlib.metadata,
-            "entry_points",
-            lambda group: points if group == "esper.tasks" else [],
-        )
-        monkeypatch.setitem(sys.modules, "a_package", sys.modules[__name__])
-        monkeypatch.setattr(TaskRegistry, "_entry_points", registry._task_entry_points())
-        monkeypatch.setattr(TaskRegistry, "_entries", dict(TaskRegistry._entries))
-
-    task_names()
-    return offer
-
-
-@pytest.mark.parametrize("value", ["a_package:OFFERED", "a_package:make_offered"])
-def test_a_package_offers_a_task(offer, value):
-    offer(offered=value)
-    assert "offered" in task_names()
-    assert get_task_spec("offered") is OFFERED
-    assert get_task_spec("offered") is OFFERED, "and again"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("offered", "no_such_package:X", "No module named 'no_such_package'"),
-        ("offered", "a_package:fails", "out of order; update or uninstall it"),
-        ("offered", "a_package:A_NUMBER", "is not a TaskSpec but int"),
-        ("other", "a_package:OFFERED", "is named 'offered'"),
-        ("digits_baseline", "a_package:OFFERED", "is built in"),
-    ],
-)
-def test_an_offer_that_will_not_do_is_one_line_and_harms_no_other_task(offer, name, value, words):
-    offer(**{name: value})
-    assert words in refused(lambda: get_task_spec(name))
-    assert get_task_spec("digits_impaired").name == "digits_impaired"
-    broken = [entry for entry in list_tasks() if isinstance(entry, BrokenTask)]
-    assert [entry.name for entry in broken] == [name]
-    assert words in broken[0].problem
-
-
-def test_a_real_package_is_found(tmp_path):
-    """Metadata as an installer leaves it, in a fresh interpreter."""
-    info = tmp_path / "a_real_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-real-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[esper.tasks]\nmine = a_real_package:MINE\n")
-    (tmp_path / "a_real_package.py").write_text(ONE)
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-        "from esper.tasks.registry import get_task_spec, task_names; names = task_names(); "
-        "print('mine' in names, 'a_real_package' in sys.modules, get_task_spec('mine').name)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["True", "False", "mine"], done.stderr
-
-
 def test_listing_names_every_task():
     entries = list_tasks()
     assert [entry.name for entry in entries] == list(task_names())
-    assert all(isinstance(entry, TaskListing) for entry in entries)

@@ -183,7 +183,6 @@ def _fused_lines(engine: VectorizedEngine) -> list[str]:
 
 def _data_lines(config: _Doctor) -> list[str]:
     """Location of each task's data set, or where to get it."""
-    from esper.leyline.errors import EsperError
     from esper.tasks.data_locations import data_directories
     from esper.tasks.listing import locate_task_data
     from esper.tasks.registry import get_task_spec, task_names
@@ -191,11 +190,7 @@ def _data_lines(config: _Doctor) -> list[str]:
     lines = [f"searched in {', then '.join(map(str, data_directories(config.data_dir)))}"]
     places: dict[str, list[str]] = {}
     for name in task_names():
-        try:
-            data = locate_task_data(get_task_spec(name), config.data_dir)
-        except EsperError as error:
-            places.setdefault(f"broken: {error}", []).append(name)
-            continue
+        data = locate_task_data(get_task_spec(name), config.data_dir)
         where = data.place if data.found else f"missing, get it from {data.source}"
         places.setdefault(where, []).append(name)
     return [*lines, *(f"{', '.join(names)}: {where}" for where, names in places.items())]
