@@ -20,11 +20,11 @@ from esper.compare.judging import EVALUATION_SEED
 from esper.leyline.codec import to_json
 from esper.leyline.protocols import PolicyProtocol
 from esper.scripts import evaluate
-from esper.scripts.evaluate import read_evaluate
+from esper.scripts.evaluate import _read_evaluate
 from esper.scripts.train import main
 from esper.scripts.train.config import read_train
 from esper.scripts.train.learner_config import read_train_ppo
-from esper.scripts.train.report import file_name_of, report_path
+from esper.scripts.train.report import _file_name_of, report_path
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.folder import (
@@ -37,7 +37,7 @@ from esper.simic.training.runs.folder import (
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo import WaitPolicy
 from esper.tamiyo.grammar import DESCRIPTIONS, parse, parse_all
-from esper.tamiyo.make_policy import load_topology
+from esper.tamiyo.make_policy import _load_topology
 from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
@@ -64,7 +64,7 @@ def test_a_table_is_planted_without_a_plan_phase_of_the_task(tmp_path):
     policy = f"table:{tmp_path / 't.json'}"
     assert call(policy, *TINY, "--out", tmp_path / "out") == 0
     (path,) = (tmp_path / "out").glob("*.json")
-    assert load_topology(path) == ("r0c1=norm",)
+    assert _load_topology(path) == ("r0c1=norm",)
 
 
 @pytest.mark.parametrize("policy", ["wait", "random", "fixed", "static-full", "heuristic"])
@@ -129,7 +129,7 @@ def test_every_word_is_a_sane_file_name(word, name):
 
 
 def test_long_words_are_cut_in_file_names_and_stay_apart():
-    names = {file_name_of(parse(f"heuristic:{'norm,' * 50}{last}")) for last in "ab"}
+    names = {_file_name_of(parse(f"heuristic:{'norm,' * 50}{last}")) for last in "ab"}
     assert len(names) == 2
     assert max(map(len, names)) < 100
 
@@ -324,10 +324,10 @@ def test_a_controller_is_judged_on_the_data_of_its_run(tmp_path):
     config = read_train_ppo([*LEARN[1:], "--data-dir", str(sets)])
     with RunFolder.create(tmp_path, "x", config.training, config.session) as folder:
         run = folder.path
-    assert read_evaluate([str(run)])[0].data_dir == sets
-    assert read_evaluate([str(run), "--data-dir", "/others"])[0].data_dir == Path("/others")
+    assert _read_evaluate([str(run)])[0].data_dir == sets
+    assert _read_evaluate([str(run), "--data-dir", "/others"])[0].data_dir == Path("/others")
     sets.rmdir()  # as on another machine
-    assert read_evaluate([str(run)])[0].data_dir is None
+    assert _read_evaluate([str(run)])[0].data_dir is None
     assert read_train_ppo(["--resume", str(run)]).data_dir is None
 
 

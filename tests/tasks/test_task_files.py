@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from esper.tasks.listing import list_tasks
-from esper.tasks.registry import get_task_spec, load_task_file, task_names
+from esper.tasks.registry import _load_task_file, get_task_spec, task_names
 from support import refused
 
 ONE = """
@@ -30,8 +30,8 @@ def file_with(tmp_path, content: str) -> str:
 def test_a_file_with_one_task(tmp_path):
     path = file_with(tmp_path, ONE)
     for reference in (path, f"{path}:mine"):
-        assert load_task_file(reference).name == get_task_spec(reference).name == "mine"
-    assert load_task_file(tmp_path / "my_tasks.py").load().train.inputs.shape == (1000, 1, 8, 8)
+        assert _load_task_file(reference).name == get_task_spec(reference).name == "mine"
+    assert _load_task_file(tmp_path / "my_tasks.py").load().train.inputs.shape == (1000, 1, 8, 8)
     assert "mine" not in task_names()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["my_tasks.py"], "nothing is left behind"
 
@@ -39,10 +39,10 @@ def test_a_file_with_one_task(tmp_path):
 def test_a_file_with_two_tasks_needs_a_name(tmp_path):
     path = file_with(tmp_path, TWO)
     assert f"defines mine, other: choose one, as in {path}:mine" in refused(
-        lambda: load_task_file(path)
+        lambda: _load_task_file(path)
     )
-    assert load_task_file(f"{path}:other").name == "other"
-    assert "did you mean 'other'?" in refused(lambda: load_task_file(f"{path}:othr"))
+    assert _load_task_file(f"{path}:other").name == "other"
+    assert "did you mean 'other'?" in refused(lambda: _load_task_file(f"{path}:othr"))
 
 
 BUILT_ON_ANOTHER = """
@@ -57,7 +57,7 @@ register_task(replace(BASE, name="mine", batch_size=32))
 def test_a_file_may_start_from_a_known_task_and_register_its_own_many_times(tmp_path):
     path = file_with(tmp_path, BUILT_ON_ANOTHER)
     for _ in range(2):
-        spec = load_task_file(path)
+        spec = _load_task_file(path)
         assert (spec.name, spec.batch_size) == ("mine", 32)
         assert "mine" not in task_names()
     assert get_task_spec("digits_baseline").batch_size == 64
@@ -65,15 +65,15 @@ def test_a_file_may_start_from_a_known_task_and_register_its_own_many_times(tmp_
 
 def test_a_file_that_fails_halfway_leaves_nothing_registered(tmp_path):
     path = file_with(tmp_path, BUILT_ON_ANOTHER + "1 / 0\n")
-    assert "ZeroDivisionError at my_tasks.py:7" in refused(lambda: load_task_file(path))
+    assert "ZeroDivisionError at my_tasks.py:7" in refused(lambda: _load_task_file(path))
     assert "mine" not in task_names()
 
 
 def test_an_edited_file_counts_at_once(tmp_path):
     path = file_with(tmp_path, ONE)
-    assert load_task_file(path).input_shape == (1, 8, 8)
+    assert _load_task_file(path).input_shape == (1, 8, 8)
     file_with(tmp_path, ONE.replace("= 8", "= 9"))
-    assert load_task_file(path).input_shape == (1, 9, 9)
+    assert _load_task_file(path).input_shape == (1, 9, 9)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_edited_file_counts_at_once(tmp_path):
 )
 def test_a_file_that_will_not_do_is_one_line(tmp_path, content, words):
     path = file_with(tmp_path, content)
-    line = refused(lambda: load_task_file(path))
+    line = refused(lambda: _load_task_file(path))
     assert words in line
     assert path in line
     if "fails" in line:

@@ -5,7 +5,7 @@ import pytest
 
 from data_support import some_text
 from esper.tasks.data_locations import DataSet
-from esper.tasks.language import STORY_TEST_FILES, STORY_TRAIN_FILES, language_spec
+from esper.tasks.language import STORY_TEST_FILES, STORY_TRAIN_FILES, _language_spec
 from esper.tasks.task_data import PARTS
 from esper.tasks.text_files import END, TextFiles
 from support import refused
@@ -139,7 +139,7 @@ def test_a_language_task_of_ones_own_loads_and_takes_both_units(tmp_path):
     (tmp_path / "text").mkdir()
     written(tmp_path / "text", some_text(8000))
     for unit, vocab in (("characters", 16), ("bytes", 256)):
-        spec = language_spec("mine", "a text", reader(unit=unit, vocab=vocab))
+        spec = _language_spec("mine", "a text", reader(unit=unit, vocab=vocab))
         assert spec.load(tmp_path).kind == "tokens"
 
 

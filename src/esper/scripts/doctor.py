@@ -130,7 +130,7 @@ def _executor_lines(config: _Doctor) -> list[str]:
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap if the host can be vmapped, but on a CPU loop for large images",
         f"executor sharded: {_sharded_line()}",
-        f"kernels: {kernel_line(engine)}",
+        f"kernels: {_kernel_line(engine)}",
         *_fused_lines(engine),
         f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
@@ -147,7 +147,7 @@ def _sharded_line() -> str:
     return f"under torchrun ({nccl}gloo on CPUs), docs/sharded.md"
 
 
-def kernel_line(engine: VectorizedEngine) -> str:
+def _kernel_line(engine: VectorizedEngine) -> str:
     """Kernels used for the members: torch's or ours, and why."""
     from esper.device.triton_support import can_build_kernels
     from esper.kasmina.ops import block_cpu

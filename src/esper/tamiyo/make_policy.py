@@ -53,7 +53,7 @@ def make_policy(
     if parsed.kind == "table":
         return TablePolicy(_table(parsed, spec), reward)
     if parsed.kind == "static-final":
-        topology = parsed.topology or load_topology(_result_path(parsed))
+        topology = parsed.topology or _load_topology(_result_path(parsed))
         return static_policy(_blueprint_by_slot(parsed, topology), spec, reward)
     places = parsed.slots or tuple(spec.slots)
     _require_unique(parsed, places)
@@ -158,10 +158,10 @@ def resolve_topology(parsed: ParsedPolicy) -> ParsedPolicy:
     """Replace static-final:RESULT.json by the topology in that file; others are unchanged."""
     if parsed.kind != "static-final" or parsed.path is None:
         return parsed
-    return replace(parsed, topology=load_topology(parsed.path))
+    return replace(parsed, topology=_load_topology(parsed.path))
 
 
-def load_topology(path: Path) -> tuple[str, ...]:
+def _load_topology(path: Path) -> tuple[str, ...]:
     """Read the most frequent final topology from a JSON result, as `slot=blueprint` words."""
     try:
         record: Any = parse_json(path.read_bytes())

@@ -106,10 +106,10 @@ def register_task(spec: TaskSpec) -> TaskSpec:
 
 def get_task_spec(name: str) -> TaskSpec:
     """Return a task by name or by file (`path/to/file.py`, `path/to/file.py:name`)."""
-    return load_task_file(name) if is_file_reference(name) else TaskRegistry.get(name)
+    return _load_task_file(name) if is_file_reference(name) else TaskRegistry.get(name)
 
 
-def load_task_file(reference: str | Path) -> TaskSpec:
+def _load_task_file(reference: str | Path) -> TaskSpec:
     """Load a task from a file; raises if its name is that of a registered task.
 
     Registrations made by the file are undone, so it can be loaded repeatedly.
