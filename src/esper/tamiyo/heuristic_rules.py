@@ -13,7 +13,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from esper.leyline.codec import from_json
 from esper.leyline.errors import EsperError, parse_error_line, shown, unknown_name
@@ -34,12 +34,13 @@ def read_rules(path: Path) -> HeuristicConfig:
         raise EsperError(f"{where} is not TOML: nested too deeply") from None
     except ValueError as error:
         raise EsperError(f"{where} is not TOML: {parse_error_line(error)}") from None
-    hints, changes = get_type_hints(HeuristicConfig), {}
+    hints = get_type_hints(HeuristicConfig)
+    rules: dict[str, Any] = {}
     for name, data in entries.items():
         if name not in NAMES:
             raise unknown_name("rule", name, NAMES, f"in {path}")
-        changes[name] = from_json(hints[name], data, f"{where}: {name}")
+        rules[name] = from_json(hints[name], data, f"{where}: {name}")
     try:
-        return HeuristicConfig(**changes)
+        return HeuristicConfig(**rules)
     except EsperError as error:
         raise EsperError(f"{where}: {error}") from None
