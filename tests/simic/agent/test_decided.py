@@ -13,7 +13,7 @@ from esper.leyline import ActionHead, LifecycleOp
 from esper.simic.agent.buffer import Minibatch
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.schedule import Schedule
-from esper.simic.agent.update import Targets, _ppo_losses, make_targets
+from esper.simic.agent.update import Targets, make_targets, ppo_losses
 from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo.heads import Choices
 from esper.tamiyo.network import PolicyOutput
@@ -48,7 +48,7 @@ class Made:
         )
         batch = Minibatch(None, None, None, nothing, self.log_prob_TEA, None, frozenset())  # type: ignore[arg-type]
         output = PolicyOutput(choices, self.value_TE)
-        return _ppo_losses(output, batch, self.targets, EVERYONE, CONFIG, COEF)
+        return ppo_losses(output, batch, self.targets, EVERYONE, CONFIG, COEF)
 
 
 def some_decided(share: float = 0.6) -> torch.Tensor:

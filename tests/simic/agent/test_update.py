@@ -10,7 +10,7 @@ import torch
 from esper.leyline import ActionHead, EsperError, LifecycleOp
 from esper.simic.agent.buffer import RolloutBuffer
 from esper.simic.agent.schedule import Schedule
-from esper.simic.agent.update import Targets, _ppo_losses, evaluate, make_targets
+from esper.simic.agent.update import Targets, evaluate, make_targets, ppo_losses
 from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo import NetworkConfig
 from ppo_support import OPS, K, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
@@ -32,7 +32,7 @@ def losses_of(it, rollout, targets, **changes):
     config = replace(it.config, **changes)
     batch = rollout.minibatch(EVERYONE)
     output = evaluate(it.network, batch, use_amp=False)
-    return _ppo_losses(output, batch, targets, EVERYONE, config, config.entropy.at(0))
+    return ppo_losses(output, batch, targets, EVERYONE, config, config.entropy.at(0))
 
 
 def targets_of(advantage, returned=0.0, value=0.0) -> Targets:

@@ -179,7 +179,7 @@ def run_pass(
             own_M = own_M.to(rollout.device)
             batch = rollout.minibatch(own_M)
             output = evaluate(network, batch, settings.use_amp)
-            losses = _ppo_losses(output, batch, targets, own_M, config, coef, share).over(ranks)
+            losses = ppo_losses(output, batch, targets, own_M, config, coef, share).over(ranks)
             # SYNC: once a minibatch of the update, and only where there is a limit on KL.
             stopped = limit is not None and losses.approx_kl.item() > limit
             grad_norm = losses.total.new_full((), torch.nan)
@@ -264,7 +264,7 @@ def evaluate(network: PolicyNetwork, batch: Minibatch, use_amp: bool) -> PolicyO
     return output
 
 
-def _ppo_losses(
+def ppo_losses(
     output: PolicyOutput,
     batch: Minibatch,
     targets: Targets,
