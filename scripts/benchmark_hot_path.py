@@ -39,9 +39,9 @@ from hot_path_config import (
 
 if TYPE_CHECKING:
     from esper.tasks.task_data import TaskData
-    from esper.tolaria.timed_engine import StepTimings, TimedEngine
     from hot_path_timing import Case, CaseResult, Ratio
     from plain_loop import PlainLoop
+    from timed_engine import StepTimings, TimedEngine
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
     require_writable(config.out, "--out")
     spec = config.spec()
 
-    from esper.kasmina.ops.kernels.build_times import count_builds
+    from build_times import count_builds
     from esper.tolaria.device_info import describe_device
     from esper.tolaria.runtime import parse_device
     from hot_path_timing import (

@@ -88,7 +88,7 @@ def benchmark(config: BenchmarkPPO) -> None:
 
     import torch
 
-    from esper.kasmina.ops.kernels.build_times import count_builds
+    from build_times import count_builds
     from esper.simic.agent import PPOAgent, PPOConfig
     from esper.tamiyo import PolicySpec
     from esper.tolaria.device_info import describe_device

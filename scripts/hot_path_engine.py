@@ -18,9 +18,9 @@ from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
-from esper.tolaria.stage_mix import half_of_slots_live, set_seed_stages
-from esper.tolaria.timed_engine import TimedEngine
 from hot_path_config import MIX, HotPath, first_samples
+from stage_mix import half_of_slots_live, set_seed_stages
+from timed_engine import TimedEngine
 
 
 def make_client(config: HotPath, spec: TaskSpec) -> PolicyProtocol[Any]:

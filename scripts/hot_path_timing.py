@@ -17,11 +17,11 @@ import numpy as np
 from esper.leyline.compute import ExecutorName
 from esper.leyline.payloads import StepPhase
 from esper.tasks.task_data import TaskData
-from esper.tolaria.timed_engine import StepTimings, TimedEngine
 from hot_path_config import HotPath, TelemetryName
 from hot_path_engine import build_engine
 from memory_floor import train_batch_bytes
 from plain_loop import PlainLoop
+from timed_engine import StepTimings, TimedEngine
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from esper.leyline.errors import EsperError
 from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.task_data import TaskData, TaskPart
 from esper.tolaria.runtime import synchronize_device
-from esper.tolaria.timed_engine import StepTimings
+from timed_engine import StepTimings
 
 
 class PlainLoop:

@@ -10,24 +10,26 @@ from esper.leyline import (
     ActionOutcome,
     ActionSpec,
     EngineListener,
-    EpisodeOutcome,
     LifecycleOp,
-    PhaseTime,
     PolicyDecision,
     RewardComponentsTelemetry,
     RewardInputs,
     Rollout,
-    SeedFossilized,
-    SeedGateEvaluated,
-    SeedGerminated,
-    SeedPruned,
     SeedStage,
-    SeedStageChanged,
-    StepPhase,
     StepRecord,
     TrainingSignals,
 )
 from esper.leyline.actions import NO_SLOT, SLOT_OPS
+from esper.leyline.payloads import (
+    EpisodeOutcome,
+    PhaseTime,
+    SeedFossilized,
+    SeedGateEvaluated,
+    SeedGerminated,
+    SeedPruned,
+    SeedStageChanged,
+    StepPhase,
+)
 from esper.leyline.records import PlanRecord
 from esper.leyline.signals import Counterfactuals, GovernorVerdicts
 from payload_support import build

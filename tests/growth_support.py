@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 
 from esper.leyline import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
     ActionHead,
     ActionMasks,
     ActionSpec,
@@ -18,6 +16,7 @@ from esper.leyline import (
     PolicyDecision,
     TrainingSignals,
 )
+from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import RandomPolicy, WaitPolicy
 from esper.tasks.spec import TaskSpec

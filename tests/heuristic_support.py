@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from esper.leyline import NO_BLUEPRINT, ScoreConstants
+from esper.leyline import ScoreConstants
+from esper.leyline.signals import NO_BLUEPRINT
 from esper.tamiyo import HeuristicConfig, HeuristicPolicy
 from esper.tasks.scoring import added
 from support import CNN_BLUEPRINTS, good_signals

@@ -7,14 +7,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from esper.leyline import (
-    HEAD_CHOICES,
-    HISTORY_LENGTH,
-    ActionHead,
-    ActionSpec,
-    LifecycleOp,
-    SeedStage,
-)
+from esper.leyline import ActionHead, ActionSpec, LifecycleOp, SeedStage
+from esper.leyline.actions import HEAD_CHOICES
+from esper.leyline.signals import HISTORY_LENGTH
 
 FIXED = {
     "L": HISTORY_LENGTH,

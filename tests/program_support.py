@@ -26,16 +26,8 @@ from esper.kasmina import LifecycleConfig, OptimConfig, Population, PopulationCo
 from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
 from esper.kasmina.layers.layers import LayerScale
 from esper.kasmina.lifecycle.gates import GateConfig
-from esper.leyline import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
-    TEMPOS,
-    AlphaCurve,
-    BlendStyle,
-    GateSignals,
-    InjectionSpec,
-    LifecycleOp,
-)
+from esper.leyline import AlphaCurve, BlendStyle, GateSignals, InjectionSpec, LifecycleOp
+from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, TEMPOS
 from support import CLASSES, KINDS, VOCAB, Batch, HostKind
 
 OWN_BLUEPRINT: Final = "signal_wide"

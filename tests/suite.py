@@ -81,7 +81,7 @@ def no_side_work():
 @pytest.fixture(autouse=True, scope="session")
 def trial_of_vmap_once():
     """Hosts of our own pass the trial of vmap: in each process the first of a class shows it."""
-    trial, passed = choice.vmap_failure, set()
+    trial, passed = choice._vmap_failure, set()
 
     def once(network, life, x):
         host = type(network.host.template)
@@ -93,7 +93,7 @@ def trial_of_vmap_once():
         return problem
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choice, "vmap_failure", once)
+        patch.setattr(choice, "_vmap_failure", once)
         yield
 
 

@@ -14,15 +14,9 @@ import numpy as np
 
 from esper.kasmina import Population
 from esper.leyline import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
-    HEADS_BY_OP,
-    NO_SLOT,
-    TEMPOS,
     ActionHead,
     ActionMasks,
     ActionSpec,
-    ContextSignals,
     GateSignals,
     LifecycleOp,
     PolicyDecision,
@@ -30,6 +24,8 @@ from esper.leyline import (
     ScoreConstants,
     TrainingSignals,
 )
+from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, HEADS_BY_OP, NO_SLOT, TEMPOS
+from esper.leyline.context import ContextSignals
 from esper.tamiyo import build_masks
 from payload_support import build
 from support import good_signals

@@ -14,13 +14,13 @@ from benchmark_hot_path import BenchmarkHotPath, benchmark
 from esper.leyline.payloads import StepPhase
 from esper.leyline.stages import SeedStage
 from esper.scripts.cli.command import run_command
-from esper.tolaria.stage_mix import half_of_slots_live
-from esper.tolaria.timed_engine import StepTimings
 from hot_path_config import HotPath, first_samples
 from hot_path_engine import build_engine
 from hot_path_timing import Case, ratios, summarise
 from memory_floor import copy_bandwidth, host_links, train_batch_bytes
 from plain_loop import PlainLoop
+from stage_mix import half_of_slots_live
+from timed_engine import StepTimings
 
 SMALL = HotPath(
     task="synthetic", device="cpu", batch_size=8, batches_per_step=2, val_images=12, profile="exact"

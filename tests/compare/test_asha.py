@@ -10,9 +10,10 @@ import pytest
 from engine_support import small_task
 from esper.compare.host_runs import HostRun, HostRunner
 from esper.compare.policies import asha_entry, planted_limits
-from esper.leyline import NO_BLUEPRINT, LifecycleOp
+from esper.leyline import LifecycleOp
 from esper.leyline.context import ContextSpec, Range
 from esper.leyline.seeds import EVALUATION_SEEDS
+from esper.leyline.signals import NO_BLUEPRINT
 from esper.simic.training.config import PopulationConfig
 from esper.tamiyo.asha import AshaState, rung_steps
 from esper.tamiyo.grammar import parse

@@ -14,9 +14,10 @@ from esper.compare.comparison import Comparison
 from esper.compare.folder import SETTINGS
 from esper.compare.matching import first_reaching, matching_compute
 from esper.compare.policies import make_entry
-from esper.leyline import NO_BLUEPRINT, statistics
+from esper.leyline import statistics
 from esper.leyline.context import PLANNED, VARIED, ContextSpec, Range
 from esper.leyline.errors import EsperError
+from esper.leyline.signals import NO_BLUEPRINT
 from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
 from esper.tamiyo.grammar import parse

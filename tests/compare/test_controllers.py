@@ -27,7 +27,7 @@ from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import NetworkConfig
 from esper.tamiyo.grammar import parse
-from esper.tamiyo.make_policy import load_topology
+from esper.tamiyo.make_policy import _load_topology
 from esper.tolaria import EngineConfig, VectorizedEngine
 from loop_support import tiny_config
 
@@ -205,7 +205,7 @@ def result(path: Path, rounds: list[list[list[int]]]) -> Path:
 
 def test_the_most_frequent_topology_of_all_rounds_is_replayed(tmp_path):
     path = result(tmp_path / "r.json", [[[0, -1], [1, 1]], [[1, 1], [-1, -1]]])
-    assert load_topology(path) == ("r0c0=conv_light", "r0c1=conv_light")
+    assert _load_topology(path) == ("r0c0=conv_light", "r0c1=conv_light")
     by_file = contender(f"static-final:{path}").identity
     assert by_file == contender("static-final:r0c1=conv_light,r0c0=conv_light").identity
 
@@ -217,7 +217,7 @@ def test_a_run_of_train_is_replayed_by_its_result(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train", "static-full:norm:r0c1", *flags])
     assert train.main() == 0
     (path,) = tmp_path.glob("*.json")
-    assert load_topology(path) == ("r0c1=norm",)
+    assert _load_topology(path) == ("r0c1=norm",)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_other_files_are_no_results(tmp_path, content):
     path = tmp_path / "r.json"
     path.write_text(content)
     with pytest.raises(EsperError, match="not the result of a run"):
-        load_topology(path)
+        _load_topology(path)
 
 
 def test_a_run_that_grew_nothing_has_no_topology(tmp_path):
     with pytest.raises(EsperError, match="topology is the host;"):
-        load_topology(result(tmp_path / "r.json", [[[-1, -1]]]))
+        _load_topology(result(tmp_path / "r.json", [[[-1, -1]]]))

@@ -11,7 +11,7 @@ from esper.kasmina.blueprints.registry import BlueprintRegistry
 
 pytest.importorskip("triton")
 
-from esper.kasmina.ops.kernels.build_times import count_builds
+from build_times import count_builds
 from esper.kasmina.ops.kernels.gather import gather_rows, scatter_rows
 from esper.kasmina.ops.kernels.seed_steps import SeedRows, add_seeds
 

@@ -18,7 +18,7 @@ from command_tables import written
 from esper.karn.tui.app import EsperTUI
 from esper.scripts import grow, train
 from esper.scripts import main as cli
-from esper.scripts.evaluate import read_evaluate
+from esper.scripts.evaluate import _read_evaluate
 from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.training.runs.kept_members import KeptMembers
 
@@ -82,7 +82,7 @@ def test_the_pages_show_every_command():
 def smaller(command: str, flags: list[str]) -> list[str]:
     """Flags that make a command of the pages cheap."""
     if command == "eval":
-        read_evaluate(flags)[1].check()
+        _read_evaluate(flags)[1].check()
     return {
         "eval": ["--envs", "1", "--device", "cpu", "--episode-length", "3"],
         "grow": list(GROW),

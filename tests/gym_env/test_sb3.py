@@ -16,7 +16,8 @@ from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_suppo
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 import esper.gym
-from esper.leyline import EVALUATION_SEEDS, EsperError
+from esper.leyline import EsperError
+from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
 from esper.tamiyo.baselines import RandomPolicy
 from gym_support import DRAWN, flat_env, play, same, tiny_env

@@ -12,19 +12,21 @@ from rich.console import Console
 from esper.karn.run_progress import RunProgressSink
 from esper.leyline import (
     BatchSummary,
+    SeedStage,
+    SinkProtocol,
+    TelemetryEvent,
+    TelemetryEventType,
+    TelemetryLevel,
+)
+from esper.leyline.payloads import (
     RunFinished,
     RunStarted,
     RunStatus,
     SeedFossilized,
     SeedGerminated,
     SeedPruned,
-    SeedStage,
     SeedStageChanged,
-    SinkProtocol,
     StepCompleted,
-    TelemetryEvent,
-    TelemetryEventType,
-    TelemetryLevel,
     Throughput,
 )
 from esper.nissa import MemorySink, TelemetryHub

@@ -20,7 +20,7 @@ from esper.kasmina.ops.kernel_scope import kernel_scope
 from esper.kasmina.ops.layout import channels_last, is_channels_last
 from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError
-from esper.scripts.doctor import kernel_line
+from esper.scripts.doctor import _kernel_line
 from support import bring_to
 
 pytestmark = pytest.mark.skipif(
@@ -252,7 +252,7 @@ def test_a_library_that_cannot_be_kept_is_used_all_the_same(
 @pytest.mark.parametrize("compiler", ["cc", "no-such-compiler"])
 def test_doctor_says_whether_blocks_are_in_c(fresh_cache, monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
-    line = kernel_line(small_engine())
+    line = _kernel_line(small_engine())
     assert ("no C compiler" in line) == (compiler != "cc")
     assert ("with executor loop and profile fast" in line) == (compiler == "cc")
 

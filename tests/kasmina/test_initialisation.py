@@ -11,7 +11,7 @@ from esper.device import rng
 from esper.kasmina import CNNHost
 from esper.kasmina.layers.initialisation import Initialiser, build
 from esper.kasmina.layers.layers import Conv2d
-from esper.leyline import GOLDEN, mix64, stream_keys
+from esper.leyline.streams import GOLDEN, mix64, stream_keys
 from support import DEVICES
 
 CPU = torch.device("cpu")

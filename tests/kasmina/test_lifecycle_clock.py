@@ -9,16 +9,8 @@ import torch
 from esper.kasmina import LifecycleConfig
 from esper.kasmina.lifecycle.alpha import ramp_alpha
 from esper.kasmina.lifecycle.gates import GateConfig
-from esper.leyline import (
-    ALPHA_SPEEDS,
-    TEMPOS,
-    AlphaCurve,
-    AlphaMode,
-    BlendStyle,
-    GateSignals,
-    LifecycleOp,
-    SeedStage,
-)
+from esper.leyline import AlphaCurve, BlendStyle, GateSignals, LifecycleOp, SeedStage
+from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaMode
 from support import batch, bring_to, good_signals, make_population, pass_step
 
 S1 = 1  # slot r0c1

@@ -11,21 +11,11 @@ from hypothesis import strategies as st
 
 from esper.kasmina.lifecycle.gates import GateConfig
 from esper.kasmina.lifecycle.lifecycle import Lifecycle, LifecycleConfig
-from esper.leyline import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
-    CLASSIC_OPS,
-    NO_BLUEPRINT,
-    TEMPOS,
-    TRANSITIONS,
-    AlphaCurve,
-    AlphaMode,
-    BlendStyle,
-    GateSignals,
-    LifecycleOp,
-    SeedStage,
-)
+from esper.leyline import AlphaCurve, BlendStyle, GateSignals, LifecycleOp, SeedStage
+from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, CLASSIC_OPS, TEMPOS, AlphaMode
 from esper.leyline.errors import EsperError
+from esper.leyline.signals import NO_BLUEPRINT
+from esper.leyline.stages import TRANSITIONS
 
 E, S, K = 3, 2, 3
 OCCUPIED = [

@@ -9,7 +9,7 @@ from torch import nn
 from esper.kasmina.layers.initialisation import Initialiser
 from esper.kasmina.stacked.store import ParameterStore
 from esper.kasmina.training.optim import OptimConfig, StackedOptimizer, gradient_norm
-from esper.leyline import stream_keys
+from esper.leyline.streams import stream_keys
 
 CPU = torch.device("cpu")
 CASES = [

@@ -28,7 +28,8 @@ from esper.kasmina.rows.rows import (
     shape_of,
     training_rows,
 )
-from esper.leyline import ALPHA_TARGETS, BlendStyle, LifecycleOp, SeedStage
+from esper.leyline import BlendStyle, LifecycleOp, SeedStage
+from esper.leyline.actions import ALPHA_TARGETS
 from esper.tolaria.counterfactual_eval import CounterfactualConfig, plan_coalitions
 from support import EVERY_KIND, batch, bring_to, good_signals, make_population, refused
 

@@ -18,7 +18,7 @@ import sharded_cases
 from esper.device.graphs import reason_against_graphs
 from esper.device.shards import BatchShare
 from esper.kasmina import PopulationConfig
-from esper.kasmina.stacked.sharded_store import ALIGNMENT, UnitLayout
+from esper.kasmina.stacked.sharded_store import ALIGNMENT, _UnitLayout
 from sharded_cases import CASES, Result
 from support import batch, make_population, refused
 
@@ -175,7 +175,7 @@ def test_shares_cover_a_batch_once(batch: int, ranks: int):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_units_are_aligned_and_even(ranks: int):
-    unit = UnitLayout({"a": (3, 5), "b": (2,), "scalar": ()}, ranks, first=8)
+    unit = _UnitLayout({"a": (3, 5), "b": (2,), "scalar": ()}, ranks, first=8)
     flat = torch.arange(unit.shard * ranks)
     views = unit.named(flat)
     assert [tuple(view.shape) for view in views.values()] == [(3, 5), (2,), ()]

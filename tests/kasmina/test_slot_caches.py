@@ -11,7 +11,8 @@ import torch
 from esper.kasmina.costs.slot_reporter import SlotReporter
 from esper.kasmina.lifecycle.caps import Caps
 from esper.kasmina.population import Population
-from esper.leyline import AlphaMode, LifecycleOp, SeedStage
+from esper.leyline import LifecycleOp, SeedStage
+from esper.leyline.actions import AlphaMode
 from esper.leyline.signals import SlotReports
 from support import KINDS, batch, bring_to, good_signals, make_population
 

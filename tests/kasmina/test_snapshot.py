@@ -12,7 +12,8 @@ from torch import Tensor
 from esper.kasmina import OptimConfig, Population
 from esper.kasmina.saving.saving import population_tensors
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
-from esper.leyline import AlphaMode, BlendStyle, LifecycleOp, SeedStage
+from esper.leyline import BlendStyle, LifecycleOp, SeedStage
+from esper.leyline.actions import AlphaMode
 from esper.leyline.signals import NO_BLUEPRINT
 from support import (
     KINDS,

@@ -8,12 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
-    HEAD_CHOICES,
-    HEADS_BY_OP,
-    NO_SLOT,
-    TEMPOS,
     ActionHead,
     ActionOutcome,
     ActionSpec,
@@ -22,6 +16,14 @@ from esper.leyline import (
     EsperError,
     LifecycleOp,
     VetoReason,
+)
+from esper.leyline.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    HEAD_CHOICES,
+    HEADS_BY_OP,
+    NO_SLOT,
+    TEMPOS,
 )
 
 SLOTS = ["r0c0", "r0c1", "r0c2"]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from esper.leyline import ArrayStruct, Bools, EsperError, Floats
+from esper.leyline import EsperError
+from esper.leyline.arrays import ArrayStruct, Bools, Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)

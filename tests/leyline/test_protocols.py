@@ -20,18 +20,17 @@ from esper.leyline import (
     LifecycleOp,
     PolicyDecision,
     PolicyProtocol,
-    PPOUpdateMetrics,
     RewardComponentsTelemetry,
     RewardInputs,
     RewardProtocol,
     Rollout,
     SinkProtocol,
-    SlotPayload,
     StepRecord,
     TelemetryEvent,
     Topology,
     TrainingSignals,
 )
+from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
 
 
 class TinyHost(nn.Module):

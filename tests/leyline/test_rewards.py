@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from esper.leyline import EsperError, RewardComponentsTelemetry, RewardInputs, UnknownNameError
+from esper.leyline import EsperError, RewardComponentsTelemetry, RewardInputs
+from esper.leyline.errors import UnknownNameError
 
 finite = st.floats(-1e6, 1e6)
 

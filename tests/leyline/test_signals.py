@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 
 from esper.leyline import (
-    HISTORY_LENGTH,
-    NO_BLUEPRINT,
     ActionExecutionResult,
     BlendStyle,
-    BootstrapTargets,
     EsperError,
     GateSignals,
     SeedStage,
     SlotReports,
     TrainingSignals,
 )
+from esper.leyline.execution import BootstrapTargets
+from esper.leyline.signals import HISTORY_LENGTH, NO_BLUEPRINT
 
 
 def test_unmeasured_signals_are_nan_everywhere():

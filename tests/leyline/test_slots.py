@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import EsperError, InjectionSpec, parse_slot_id, slot_id
+from esper.leyline import EsperError, InjectionSpec
+from esper.leyline.slots import parse_slot_id, slot_id
 
 
 @given(st.integers(0, 10**9), st.integers(0, 10**9))

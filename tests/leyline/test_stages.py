@@ -4,20 +4,19 @@ from itertools import pairwise
 
 import pytest
 
-from esper.leyline import (
+from esper.leyline import SeedStage
+from esper.leyline.stage_masks import IS_LIVE, IS_OCCUPIED
+from esper.leyline.stages import (
     ADVANCE_TO,
     BLENDED_STAGES,
     COOLDOWN_CHAIN,
     GATE_INTO,
-    IS_LIVE,
-    IS_OCCUPIED,
     LIVE_STAGES,
     OCCUPIED_STAGES,
     PRUNABLE_STAGES,
     STATIC_STAGES,
     TRANSITIONS,
     Gate,
-    SeedStage,
 )
 
 EDGES = """

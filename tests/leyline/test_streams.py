@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.leyline import GOLDEN, MIX_1, mix64, stream_keys, stream_seed, text_number
+from esper.leyline.streams import GOLDEN, MIX_1, mix64, stream_keys, stream_seed, text_number
 
 MASK = 2**64 - 1
 

@@ -15,24 +15,26 @@ from hypothesis.extra import numpy as hnp
 
 from esper.leyline import (
     ActionHead,
-    AnomalyDetected,
-    AnomalyKind,
     AnomalyReport,
     BatchSummary,
-    CheckpointLoaded,
     EsperError,
-    GovernorPanic,
-    Payload,
-    RunFinished,
-    RunStatus,
     SeedStage,
     TelemetryConfig,
     TelemetryEvent,
     TelemetryEventType,
     TelemetryLevel,
-    UnknownNameError,
-    from_json,
     payloads,
+)
+from esper.leyline.codec import from_json
+from esper.leyline.errors import UnknownNameError
+from esper.leyline.payloads import (
+    AnomalyDetected,
+    AnomalyKind,
+    CheckpointLoaded,
+    GovernorPanic,
+    Payload,
+    RunFinished,
+    RunStatus,
 )
 
 TYPES = list(TelemetryEventType)

@@ -148,7 +148,7 @@ def test_on_round_of_training_cannot_end_the_process():
 
 @pytest.mark.parametrize("vmapped", [None, False])
 def test_an_own_loss_cannot_end_the_process(vmapped):
-    loss = MemberFunction(leave, "loss")
+    loss = MemberFunction(leave)
     loss.vmapped = vmapped
     line = refused(lambda: loss(torch.ones(2, 3), torch.ones(2, 3)))
     assert "loss leave fails: SystemExit" in line

@@ -16,21 +16,23 @@ import torch
 from esper.kasmina import Population
 from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.leyline import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
-    HEAD_CHOICES,
-    HEADS_BY_OP,
-    TEMPOS,
     ActionHead,
     ActionMasks,
     ActionSpec,
     AlphaCurve,
     BlendStyle,
     LifecycleOp,
-    PPOUpdateMetrics,
     SeedStage,
 )
-from esper.leyline.actions import SLOT_OPS
+from esper.leyline.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    HEAD_CHOICES,
+    HEADS_BY_OP,
+    SLOT_OPS,
+    TEMPOS,
+)
+from esper.leyline.payloads import PPOUpdateMetrics
 from esper.simic.agent import PPOConfig
 from esper.simic.telemetry import round_totals
 from esper.tamiyo import PolicyNetwork, actions, build_masks, heads, parse_sampled_action

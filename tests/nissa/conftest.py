@@ -11,7 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from esper.leyline import UNSIGNED, CheckpointLoaded, TelemetryEvent, TelemetryEventType
+from esper.leyline import TelemetryEvent, TelemetryEventType
+from esper.leyline.payloads import UNSIGNED, CheckpointLoaded
 from payload_support import build
 
 SCALARS = {

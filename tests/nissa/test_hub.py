@@ -9,13 +9,12 @@ import pytest
 
 from esper.leyline import (
     EsperError,
-    StepCompleted,
     TelemetryConfig,
     TelemetryEvent,
     TelemetryEventType,
     TelemetryLevel,
-    Throughput,
 )
+from esper.leyline.payloads import StepCompleted, Throughput
 from esper.leyline.protocols import SinkProtocol
 from esper.nissa import JsonlSink, MemorySink, ParquetSink, TelemetryHub, get_hub
 from esper.nissa.hub import MAX_FAILURES, set_hub, use_hub

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from pyarrow import parquet as pq
 
-from esper.leyline import CheckpointLoaded, TelemetryEvent, TelemetryEventType, TelemetryLevel
+from esper.leyline import TelemetryEvent, TelemetryEventType, TelemetryLevel
+from esper.leyline.payloads import CheckpointLoaded
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.nissa.parquet import PARTS, folder_of
 

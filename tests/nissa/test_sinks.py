@@ -20,18 +20,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 
-from esper.leyline import (
-    SCHEMA_VERSION,
+from esper.leyline import EsperError, TelemetryEvent, TelemetryEventType, TelemetryLevel
+from esper.leyline.payloads import (
     CheckpointLoaded,
-    EsperError,
     GovernorPanic,
     PPOUpdated,
     RewardSummary,
     RunStarted,
-    TelemetryEvent,
-    TelemetryEventType,
-    TelemetryLevel,
 )
+from esper.leyline.telemetry import SCHEMA_VERSION
 from esper.nissa import JsonlSink, MemorySink, ParquetSink, TelemetryHub
 from esper.nissa.columns import payload_columns, schema_of
 from event_files import read_jsonl, read_parquet

@@ -19,7 +19,7 @@ from esper.scripts.train.config import Train, read_train
 from esper.scripts.train.learner_config import TrainPPO, read_train_ppo
 from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
-from esper.simic.training.config_files import setting_names
+from esper.simic.training.config_files import _setting_names
 from support import refused
 
 
@@ -115,7 +115,7 @@ def test_every_setting_of_the_learner_is_a_flag(capsys):
     with pytest.raises(SystemExit):
         read_train_ppo(["--help-all"])
     said = capsys.readouterr().out
-    leaves = list(setting_names(TrainingConfig))
+    leaves = list(_setting_names(TrainingConfig))
     leaves = [path for path in leaves if not any(o.startswith(f"{path}.") for o in leaves)]
     schedules = {"start", "end", "steps"}
     for path in leaves:

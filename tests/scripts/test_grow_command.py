@@ -21,7 +21,7 @@ from esper.karn.views import run_summary
 from esper.scripts import export, grow, report, runs, show
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
-from esper.tasks.user_objects import read_csv, read_csv_table, read_npz, user_files
+from esper.tasks.user_objects import _read_csv, _read_csv_table, _read_npz, user_files
 from support import refused
 
 MINE = """
@@ -187,7 +187,7 @@ def test_csv_has_numbers_and_a_label(tmp_path):
         ("1,2.5,0.5\n3,4,1\n", [0.5, 1.0]),
     ):
         path.write_text(text)
-        x, y = read_csv(path)
+        x, y = _read_csv(path)
         assert x.tolist() == [[1.0, 2.5], [3.0, 4.0]]
         assert y.tolist() == labels
     for text, says in (
@@ -196,18 +196,18 @@ def test_csv_has_numbers_and_a_label(tmp_path):
         ("1,2,0\n2,3\n", "row 2: 2 columns"),
     ):
         path.write_text(text)
-        assert says in refused(lambda: read_csv(path))
+        assert says in refused(lambda: _read_csv(path))
 
 
 def test_csv_may_have_columns_of_text(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("age,city,kind\n1,Rome,cat\n2, Oslo,dog\n3,,cat\n")
-    columns, y = read_csv_table(path)
+    columns, y = _read_csv_table(path)
     assert {name: values.tolist() for name, values in columns.items()} == {
         "age": [1.0, 2.0, 3.0], "city": ["Rome", "Oslo", None]}  # fmt: skip
     assert y.tolist() == ["cat", "dog", "cat"]
     path.write_text("1,Rome,0\n,Oslo,1\n")
-    columns, _ = read_csv_table(path)
+    columns, _ = _read_csv_table(path)
     assert list(columns) == ["0", "1"]
     assert np.isnan(columns["0"][1])
 
@@ -215,11 +215,11 @@ def test_csv_may_have_columns_of_text(tmp_path):
 def test_npz_has_x_and_y(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, x=np.ones((2, 3)), labels=np.ones(2))
-    assert "has no array 'y' (it has x, labels)" in refused(lambda: read_npz(path))
+    assert "has no array 'y' (it has x, labels)" in refused(lambda: _read_npz(path))
     path.write_bytes(b"no archive")
-    assert "cannot be read as .npz" in refused(lambda: read_npz(path))
+    assert "cannot be read as .npz" in refused(lambda: _read_npz(path))
     np.savez(path, x=np.array([object()]), y=np.ones(1))
-    assert "cannot be read as .npz" in refused(lambda: read_npz(path)), "pickles are not run"
+    assert "cannot be read as .npz" in refused(lambda: _read_npz(path)), "pickles are not run"
 
 
 # ---- show, runs -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.scripts import compare, evaluate, runs, train
 from esper.scripts.cli.trust import require_trust
-from esper.scripts.evaluate import read_evaluate
+from esper.scripts.evaluate import _read_evaluate
 from esper.scripts.train.config import read_train
 from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.training.config import TaskConfig
@@ -105,7 +105,7 @@ def test_commands_that_need_no_task_of_theirs_read_a_foreign_folder_without_it(
     assert runs.main([]) == 0
     assert foreign.name in capsys.readouterr().out
     assert compare.main(["wait", str(foreign), "--task", "synthetic"]) == 2  # it has no controller
-    config, _ = read_evaluate([str(foreign), "--task", "synthetic"])
+    config, _ = _read_evaluate([str(foreign), "--task", "synthetic"])
     assert config.task.blueprints == (), "a controller takes what the task has"
     assert not has_run(file)
 
@@ -119,8 +119,8 @@ def test_a_file_that_the_command_line_names_or_trusts_is_run(foreign, file):
         lambda: read_train_ppo(["--config", str(toml), f"--task={file}"]).check(),
         lambda: read_train_ppo(named).check(),
         lambda: read_train("wait", ["--config", str(toml), "--trust"]).check(),
-        lambda: read_evaluate([str(foreign), "--trust"])[1].check(),
-        lambda: read_evaluate([str(foreign), *named])[1].check(),
+        lambda: _read_evaluate([str(foreign), "--trust"])[1].check(),
+        lambda: _read_evaluate([str(foreign), *named])[1].check(),
     ):
         assert checked().name == "mine"
         assert has_run(file)
@@ -149,7 +149,10 @@ def answered(answer: str, *terminals: str) -> str:
             patch.setattr(sys, name, terminal[name])
         os.write(master, answer.encode() + b"\n")
         require_trust("their.py", ["--resume", "x"], Path("x"), trusted=False)
-        return os.read(master, 4096).decode()
+        said = b""
+        while b"[y/N]" not in said:  # the terminal may echo the answer in a read of its own
+            said += os.read(master, 4096)
+        return said.decode()
 
 
 def test_a_person_at_a_terminal_is_asked():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.leyline import EsperError
 from esper.tolaria import SharedBatchIterator
-from esper.tolaria.data import DEVICE_SHARE, choose_placement
+from esper.tolaria.data import DEVICE_SHARE, _choose_placement
 from support import DEVICES
 
 N = 29
@@ -103,11 +103,11 @@ def test_data_go_where_they_fit(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 4000))
     gpu = torch.device("cuda:0")
     fits = int(DEVICE_SHARE * 1000)
-    assert choose_placement("auto", fits, gpu) == "device"
-    assert choose_placement("auto", fits + 1, gpu) == "stream"
-    assert choose_placement("device", 10**9, gpu) == "device"
-    assert choose_placement("stream", 1, gpu) == "stream"
-    assert choose_placement("stream", 10**9, torch.device("cpu")) == "device"
+    assert _choose_placement("auto", fits, gpu) == "device"
+    assert _choose_placement("auto", fits + 1, gpu) == "stream"
+    assert _choose_placement("device", 10**9, gpu) == "device"
+    assert _choose_placement("stream", 1, gpu) == "stream"
+    assert _choose_placement("stream", 10**9, torch.device("cpu")) == "device"
 
 
 @needs_cuda

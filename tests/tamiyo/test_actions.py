@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from esper.leyline import HEAD_CHOICES, HEADS_BY_OP, ActionHead, LifecycleOp
+from esper.leyline import ActionHead, LifecycleOp
+from esper.leyline.actions import HEAD_CHOICES, HEADS_BY_OP
 from esper.tamiyo import parse_sampled_action
 from esper.tamiyo.actions import HEAD_USED_OA
 from support import refused

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import (
-    AlphaMode,
-    BlendStyle,
-    LifecycleOp,
-    SeedStage,
-    TrainingSignals,
-)
+from esper.leyline import BlendStyle, LifecycleOp, SeedStage, TrainingSignals
+from esper.leyline.actions import AlphaMode
 from esper.leyline.context import Candidates, ContextSignals
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.signals import HISTORY_LENGTH, SlotReports
@@ -27,9 +22,9 @@ from esper.tamiyo.features import (
     MAX_SIZE,
     SLOT_FEATURES,
     UNSEEN_STAGES,
+    _symlog,
     batch_signals_to_features,
     log,
-    symlog,
 )
 from payload_support import build
 
@@ -235,8 +230,8 @@ def test_features_that_say_which_are_one_hot():
 
 def test_losses_keep_their_order_up_to_the_limit():
     x = np.array([-np.inf, -3.0, 0.0, 0.1, 2.3, 50.0, MAX_SIZE, np.inf])
-    assert (np.diff(symlog(x)) >= 0).all()
-    assert (np.diff(symlog(x[1:-1])) > 0).all()
+    assert (np.diff(_symlog(x)) >= 0).all()
+    assert (np.diff(_symlog(x[1:-1])) > 0).all()
 
 
 @given(data=st.data(), seed=st.integers(0, 2**16))

@@ -8,14 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from esper.leyline import (
-    HEAD_CHOICES,
-    HEADS_BY_OP,
-    ActionHead,
-    ActionMasks,
-    LifecycleOp,
-    SeedStage,
-)
+from esper.leyline import ActionHead, ActionMasks, LifecycleOp, SeedStage
+from esper.leyline.actions import HEAD_CHOICES, HEADS_BY_OP
 from esper.tamiyo import build_masks
 from esper.tamiyo.masks import forced_members
 from support import bring_to, make_population, refused

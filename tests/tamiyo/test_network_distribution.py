@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.leyline import EsperError
-from esper.tamiyo.distribution import MaskedCategorical, action_uniforms, deterministic_cumsum
+from esper.tamiyo.distribution import MaskedCategorical, _deterministic_cumsum, action_uniforms
 from ppo_support import agent, random_masks, random_obs
 
 DRAWS = 100_000
@@ -39,7 +39,7 @@ def test_sums_by_themselves_are_running_sums_that_masked_choices_leave_alone(cho
     p_C = torch.from_numpy(rng.random((1000, choices)).astype(np.float32))
     masked_C = torch.from_numpy(rng.random((1000, choices)) < 0.5)
     p_C = p_C.masked_fill(masked_C, 0.0)
-    sums_C = deterministic_cumsum(p_C)
+    sums_C = _deterministic_cumsum(p_C)
     assert torch.allclose(sums_C.double(), p_C.double().cumsum(-1), rtol=1e-6)
     unmoved = sums_C[:, 1:] == sums_C[:, :-1]
     assert unmoved[masked_C[:, 1:]].all()

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from esper.leyline import HEADS_BY_OP, ActionHead, ActionMasks, LifecycleOp
+from esper.leyline import ActionHead, ActionMasks, LifecycleOp
+from esper.leyline.actions import HEADS_BY_OP
 from esper.tamiyo.heads import Chooser, required_heads
 from esper.tamiyo.inputs import PolicyInputs
-from esper.tamiyo.network import PolicyState, held_seed
+from esper.tamiyo.network import PolicyState, _held_seed
 from ppo_support import SMALL, D, agent, masks_for, random_masks, random_obs, shaken
 
 H = ActionHead
@@ -252,10 +253,10 @@ def test_an_empty_slot_holds_no_descriptor():
     empty = replace(obs, blueprint_ES=np.full_like(obs.blueprint_ES, -1))
     masks = random_masks(np.random.default_rng(0), 4)
     inputs = PolicyInputs.of(empty, masks, torch.device("cpu"))
-    assert not held_seed(inputs).any()
+    assert not _held_seed(inputs).any()
     held = PolicyInputs.of(replace(obs, blueprint_ES=np.ones_like(obs.blueprint_ES)), masks,
                            torch.device("cpu"))  # fmt: skip
-    assert torch.equal(held_seed(held), held.candidate_SKD[:, :, 1])
+    assert torch.equal(_held_seed(held), held.candidate_SKD[:, :, 1])
     tokens = [network._encode(it)[1] for it in (inputs, held)]
     assert not torch.allclose(*tokens)
 

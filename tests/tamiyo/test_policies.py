@@ -6,7 +6,6 @@ import pytest
 from esper.kasmina import Population
 from esper.kasmina.lifecycle.caps import Caps, SeedCosts
 from esper.leyline import (
-    NO_BLUEPRINT,
     ActionSpec,
     LifecycleOp,
     PlantingPolicy,
@@ -15,6 +14,7 @@ from esper.leyline import (
     RewardInputs,
     SeedStage,
 )
+from esper.leyline.signals import NO_BLUEPRINT
 from esper.tamiyo import (
     FixedSchedule,
     HeuristicPolicy,

@@ -12,7 +12,8 @@ import torch
 import esper
 from context_support import planned_engine
 from engine_support import Diary, small_engine, small_task
-from esper.leyline import ActionHead, ArrayStruct, EsperError, LifecycleOp, SeedStage
+from esper.leyline import ActionHead, EsperError, LifecycleOp, SeedStage
+from esper.leyline.arrays import ArrayStruct
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.policy import PolicyClient
 from support import refused

@@ -7,7 +7,6 @@ import pytest
 from scipy.stats import chisquare
 
 from esper.leyline import (
-    NO_SLOT,
     ActionHead,
     ActionMasks,
     LifecycleOp,
@@ -15,7 +14,7 @@ from esper.leyline import (
     SeedStage,
     TrainingSignals,
 )
-from esper.leyline.actions import CLASSIC_OPS
+from esper.leyline.actions import CLASSIC_OPS, NO_SLOT
 from esper.tamiyo import RandomPolicy, build_masks
 from esper.tamiyo.actions import HEAD_USED_OA
 from payload_support import build

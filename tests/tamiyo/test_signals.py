@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from esper.leyline import HISTORY_LENGTH, TrainingSignals
+from esper.leyline import TrainingSignals
+from esper.leyline.signals import HISTORY_LENGTH
 from esper.tamiyo import SignalConfig, SignalTracker, TrackedSignals
 from esper.tamiyo.signals import slope
 from support import refused

@@ -10,7 +10,8 @@ import torch
 
 from engine_support import small_task
 from esper.kasmina.lifecycle.caps import SeedCosts
-from esper.leyline import VARIED, RoundContext
+from esper.leyline import VARIED
+from esper.leyline.context import RoundContext
 from esper.tasks.context_data import RoundData
 from esper.tasks.contexts import draw_members, draw_round
 

@@ -12,7 +12,8 @@ import torch
 
 from engine_support import small_task
 from esper.kasmina.lifecycle.caps import SeedCosts
-from esper.leyline import FIXED, NAMED_CONTEXTS, VARIED, ContextSpec, Range, RoundContext
+from esper.leyline import FIXED, VARIED, ContextSpec, Range
+from esper.leyline.context import NAMED_CONTEXTS, RoundContext
 from esper.tasks import context_data
 from esper.tasks.context_data import RoundData
 from esper.tasks.context_files import context_text, read_context

@@ -5,7 +5,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from epoch_order import epoch_order
-from esper.tasks.digits import SHARES, load_digits_data, split_indices
+from esper.tasks.digits import SHARES, _split_indices, load_digits_data
 
 
 @pytest.fixture(scope="module")
@@ -14,13 +14,13 @@ def data():
 
 
 def test_parts_are_disjoint_and_complete():
-    indices = split_indices(np.asarray(load_digits().target), seed=0)
+    indices = _split_indices(np.asarray(load_digits().target), seed=0)
     assert sorted(np.concatenate(indices).tolist()) == list(range(1797))
 
 
 def test_parts_hold_the_images_they_say(data):
     whole = load_digits()
-    for name, index in zip(SHARES, split_indices(np.asarray(whole.target), seed=0), strict=True):
+    for name, index in zip(SHARES, _split_indices(np.asarray(whole.target), seed=0), strict=True):
         part = getattr(data, name)
         assert part.inputs.shape[1:] == (1, 8, 8)
         assert (part.inputs[:, 0] == whole.images[index]).all()

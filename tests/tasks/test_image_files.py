@@ -256,13 +256,10 @@ def test_mnist1d_is_read_exactly(tmp_path):
     [
         ({"x": np.zeros((59, 40))}, "'x' is (59, 40)"),
         ({"x": np.zeros((60, 40), dtype=int)}, "of int64, expected (60, 40) of f8"),
-        ({"x": np.zeros((400, 400))}, "expected at most"),
+        ({"x": np.zeros((400, 400))}, "'x' is (400, 400)"),
         ({"x": np.full((60, 40), np.nan)}, "not finite"),
         ({"x": np.full((60, 40), 1e300)}, "not finite"),
-        (
-            {"x": np.array([{"a": 1}], dtype=object)},
-            "'x' is damaged (Object arrays cannot be loaded",
-        ),
+        ({"x": np.array([{"a": 1}], dtype=object)}, "Object arrays cannot be loaded"),
         ({"y": np.full(60, 10)}, "valid are 0 to 9"),
         ({"y_test": np.full(20, -1)}, "holds -1 to -1"),
     ],

@@ -1,4 +1,4 @@
-"""Losses and metrics by name or function: numbers as torch's, row by row; mistakes are one line."""
+"""Losses by name or function: numbers as torch's, row by row; mistakes are one line."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_torchs_layout_has_classes_before_places():
 def test_language_explains_entropy_of_token_frequencies():
     outputs, targets = numbers(ROWS, BATCH, 6, CLASSES), labels(ROWS, BATCH, 6)
     made = make_objective(targets=targets[0], output_shape=(6, CLASSES))
-    assert (made.name, made.metric, made.constant_score) == ("language", "explained", 0.0)
+    assert (made.name, made.metric) == ("language", "explained")
     share = torch.bincount(targets[0].flatten(), minlength=CLASSES) / targets[0].numel()
     assert made.constant_loss == pytest.approx(float(-(share * share.log()).sum()), rel=1e-6)
     merit = made.merit(outputs, targets)
@@ -168,7 +168,6 @@ def test_binary_is_torchs(kind, output_shape):
     right = (outputs.reshape(targets.shape) > 0) == targets.bool()
     torch.testing.assert_close(made.merit(outputs, targets), right.float())
     share = float(targets[0].float().mean())
-    assert made.constant_score == pytest.approx(max(share, 1 - share))
     entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
     assert made.constant_loss == pytest.approx(entropy, rel=1e-5)
 
@@ -193,10 +192,6 @@ def test_multilabel_is_torchs():
     )  # fmt: skip
     right = (outputs > 0) == targets.bool()
     torch.testing.assert_close(made.merit(outputs, targets), right.float().mean(2))
-    exact = make_objective("multilabel", "exact_match", targets=targets[0], output_shape=(4,))
-    torch.testing.assert_close(exact.merit(outputs, targets), right.all(2).float())
-    one = make_objective("multilabel", "exact_match", targets=targets[0, :, 0], output_shape=(1,))
-    torch.testing.assert_close(one.merit(outputs[..., :1], targets[..., 0]), right[..., 0].float())
 
 
 # ---- numbers ----------------------------------------------------------------------------------
@@ -284,19 +279,6 @@ def test_own_loss_on_classes_is_judged_by_accuracy():
     torch.testing.assert_close(made.merit(outputs, targets), right)
 
 
-def test_own_metric_gives_a_number_or_one_per_sample():
-    outputs, targets = numbers(ROWS, BATCH, 3), numbers(ROWS, BATCH, 3)
-    made = make_objective("mse", lambda o, t: -(o - t).abs(), targets=targets[0], output_shape=(3,))
-    torch.testing.assert_close(made.merit(outputs, targets), -(outputs - targets).abs().mean(2))
-    made = make_objective(
-        "mse", lambda o, t: (o - t).abs().mean().item(), targets=targets[0], output_shape=(3,)
-    )
-    expected = (outputs - targets).abs().mean((1, 2))[:, None].expand(ROWS, BATCH)
-    torch.testing.assert_close(made.merit(outputs, targets), expected)
-    assert made.metric == "own"
-    assert math.isnan(made.constant_score)
-
-
 def test_half_precision_outputs_are_scored_in_single():
     outputs, targets = numbers(ROWS, BATCH, 1).bfloat16(), numbers(ROWS, BATCH)
     made = make_objective(targets=targets[0], output_shape=(1,))
@@ -357,10 +339,6 @@ ONE_TO_FIVE = torch.arange(20) % 5 + 1
         (torch.zeros(0), (1,), {}, "no training targets"),
         (torch.zeros(4, dtype=torch.complex64), (1,), {}, "targets are complex numbers"),
         (ONE_TO_FIVE, (6,), {"loss": "crossentropy"}, "did you mean 'cross_entropy'?"),
-        (ONE_TO_FIVE, (6,), {"metric": "acuracy"}, "did you mean 'accuracy'?"),
-        (ONE_TO_FIVE, (6,), {"metric": "exact_match"}, "metric 'exact_match': not for loss 'cros"),
-        (ONE_TO_FIVE, (6,), {"metric": "R2"}, "unknown metric 'R2': valid: auto, accuracy"),
-        (numbers(20), (1,), {"metric": "accuracy"}, "metric 'accuracy': not for loss 'mse'"),
         (ONE_TO_FIVE, (6,), {"class_weights": [1, 2]}, "class_weights of shape (2,): the model h"),
         (ONE_TO_FIVE, (6,), {"class_weights": [0.0] * 6}, "finite, 0 or more, and not all 0"),
         (ONE_TO_FIVE, (6,), {"label_smoothing": 1.5}, "label_smoothing=1.5: must be from 0 to be"),
@@ -371,7 +349,6 @@ ONE_TO_FIVE = torch.arange(20) % 5 + 1
         (numbers(20), (1,), {"loss": lambda o: o}, "loss own fails: TypeError"),
         (numbers(20), (1,), {"loss": lambda o, t: -(o**2).mean() - 1}, "no share of it can be th"),
         (torch.full((2072, 1), -0.0013870980), (1,), {"loss": F.mse_loss}, "no share of it can be"),
-        (numbers(20), (1,), {"loss": quantile, "metric": "accuracy"}, "'accuracy' needs class l"),
         (numbers(20), (1,), {"loss": quantile, "weighted": True}, "are options of the built-in"),
     ],
 )

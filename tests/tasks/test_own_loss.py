@@ -38,14 +38,14 @@ SPEC = TaskSpec(
     name="mine", description="", load_data=load, host_factory=lambda: MLPHost(4, 2, width=8),
     topology="mlp", slots=("r0c0", "r0c1"), blueprints=("norm", "mlp"), num_classes=2,
     input_shape=(4,), batch_size=16, batches_per_step=8, episode_length=6, chance={chance},
-    loss={loss!r}, metric={metric!r},
+    loss={loss!r},
 )
 '''
 
 
-def task_file(folder: Path, targets: str, loss: str, metric: str = "auto") -> TaskSpec:
+def task_file(folder: Path, targets: str, loss: str) -> TaskSpec:
     path = folder / "mine.py"
-    path.write_text(FILE.format(targets=targets, loss=loss, metric=metric, chance=0.0))
+    path.write_text(FILE.format(targets=targets, loss=loss, chance=0.0))
     return get_task_spec(str(path))
 
 
@@ -57,11 +57,11 @@ def grown(spec: TaskSpec) -> VectorizedEngine:
 
 
 TASKS = {
-    "regression": ("hidden", "mse", "auto"),
-    "robust regression": ("hidden", "huber", "explained"),
-    "multi-label": ("(hidden > 0).astype(np.int64)", "multilabel", "auto"),
-    "multi-label by itself": ("(hidden > 0).astype(np.float32)", "auto", "exact_match"),
-    "classes": ("(hidden[:, 0] > 0).astype(np.int64)", "cross_entropy", "explained"),
+    "regression": ("hidden", "mse"),
+    "robust regression": ("hidden", "huber"),
+    "multi-label": ("(hidden > 0).astype(np.int64)", "multilabel"),
+    "multi-label by itself": ("(hidden > 0).astype(np.float32)", "auto"),
+    "classes": ("(hidden[:, 0] > 0).astype(np.int64)", "cross_entropy"),
 }
 
 
@@ -110,8 +110,6 @@ def test_a_function_is_a_loss(tmp_path):
     spec = dataclasses.replace(task_file(tmp_path, "hidden", "mse"), loss=own, episode_length=3)
     engine = grown(spec)
     assert np.isfinite(engine.episode.train_loss_TE[1:]).all()
-    judged = dataclasses.replace(spec, metric=lambda o, t: 100 - (o - t).abs().mean())
-    assert (grown(judged).episode.score_accuracy_TE > 90).all()  # the user's scale is kept
 
 
 # ---- mistakes ---------------------------------------------------------------------------------
@@ -147,19 +145,12 @@ def test_labels_of_plain_data_are_still_classes():
         (FLOATS, {"loss": None}, "task mine: its data are OwnTargetData; give the task a loss"),
         (FLOATS, {}, "task mine: loss 'mse': outputs (2,) and targets of one number per sample"),
         (FLOATS, {"loss": "nse"}, "task mine: unknown loss 'nse': did you mean 'mse'? valid: auto"),
-        (FLOATS, {"loss": "binary", "num_classes": 1, "metric": "R2"}, "task mine: unknown metric"),
         (np.arange(8), {"loss": "cross_entropy"}, "task mine: train: label 2 of sample 2, the mod"),
     ],
 )
 def test_a_loss_that_does_not_fit_is_one_line(tmp_path, labels, changes, words):
     spec = dataclasses.replace(task_file(tmp_path, "hidden", "mse"), **changes)
     assert words in refused(lambda: spec.objective(data(labels)))
-
-
-def test_a_metric_needs_a_loss():
-    assert "metric='accuracy' without a loss; give both" in refused(
-        lambda: dataclasses.replace(small_task(), metric="accuracy")
-    )
 
 
 def test_a_host_with_other_outputs_is_one_line(tmp_path):

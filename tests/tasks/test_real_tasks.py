@@ -17,7 +17,7 @@ from esper.kasmina.layers.counting import count_parameters
 from esper.leyline.signals import GateSignals
 from esper.tasks.data_locations import VARIABLE, find_data
 from esper.tasks.registry import get_task_spec, task_names
-from esper.tasks.synthetic_data import SyntheticTokens, with_synthetic_data
+from esper.tasks.synthetic_data import _SyntheticTokens, with_synthetic_data
 from esper.tasks.synthetic_images import SyntheticImages
 from esper.tasks.task_data import PARTS, DataFiles
 from support import refused
@@ -148,7 +148,7 @@ def test_synthetic_data_have_the_shapes_and_sizes_of_the_real_data():
     assert spec.name == "cifar_baseline"
     assert "synthetic" in spec.description
     words = with_synthetic_data(get_task_spec("tinyshakespeare"), train=100)
-    assert words.load_data == SyntheticTokens(66, 64, 100, 512, 0)
+    assert words.load_data == _SyntheticTokens(66, 64, 100, 512, 0)
     signals = with_synthetic_data(get_task_spec("mnist1d")).load()
     assert signals.train.inputs.shape == (3200, 1, 1, 40)
     native = with_synthetic_data(get_task_spec("mnist1d_signal")).load()
@@ -164,7 +164,7 @@ def test_any_image_task_has_synthetic_data():
 
 
 def test_made_up_text_follows_from_its_seed_and_can_be_learnt():
-    make = SyntheticTokens(vocab=20, context=16, train=400, validation=50)
+    make = _SyntheticTokens(vocab=20, context=16, train=400, validation=50)
     data, again = make(), make()
     other = replace(make, seed=1)()
     assert (data.train.inputs == again.train.inputs).all()
@@ -182,7 +182,7 @@ def test_what_has_no_synthetic_data_is_one_line():
     assert "no synthetic data for samples of (64,)" in refused(lambda: with_synthetic_data(spec))
     for settings in ({"vocab": 1}, {"context": 0}, {"train": 0}):
         sizes = {"vocab": 5, "context": 4, "train": 9, "validation": 9} | settings
-        assert "must be" in refused(lambda sizes=sizes: SyntheticTokens(**sizes))
+        assert "must be" in refused(lambda sizes=sizes: _SyntheticTokens(**sizes))
 
 
 # ---- the published files ---------------------------------------------------------------------

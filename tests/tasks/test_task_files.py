@@ -1,16 +1,11 @@
 """Users bring tasks in a file or a package; what is wrong with one is one line."""
 
-import importlib.metadata
-import subprocess
 import sys
-from importlib.metadata import EntryPoint
 
 import pytest
 
-from esper.tasks import registry
-from esper.tasks.listing import BrokenTask, TaskListing, list_tasks
-from esper.tasks.registry import TaskRegistry, get_task_spec, load_task_file, task_names
-from esper.tasks.synthetic_images import synthetic_spec
+from esper.tasks.listing import list_tasks
+from esper.tasks.registry import _load_task_file, get_task_spec, task_names
 from support import refused
 
 ONE = """
@@ -35,8 +30,8 @@ def file_with(tmp_path, content: str) -> str:
 def test_a_file_with_one_task(tmp_path):
     path = file_with(tmp_path, ONE)
     for reference in (path, f"{path}:mine"):
-        assert load_task_file(reference).name == get_task_spec(reference).name == "mine"
-    assert load_task_file(tmp_path / "my_tasks.py").load().train.inputs.shape == (1000, 1, 8, 8)
+        assert _load_task_file(reference).name == get_task_spec(reference).name == "mine"
+    assert _load_task_file(tmp_path / "my_tasks.py").load().train.inputs.shape == (1000, 1, 8, 8)
     assert "mine" not in task_names()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["my_tasks.py"], "nothing is left behind"
 
@@ -44,10 +39,10 @@ def test_a_file_with_one_task(tmp_path):
 def test_a_file_with_two_tasks_needs_a_name(tmp_path):
     path = file_with(tmp_path, TWO)
     assert f"defines mine, other: choose one, as in {path}:mine" in refused(
-        lambda: load_task_file(path)
+        lambda: _load_task_file(path)
     )
-    assert load_task_file(f"{path}:other").name == "other"
-    assert "did you mean 'other'?" in refused(lambda: load_task_file(f"{path}:othr"))
+    assert _load_task_file(f"{path}:other").name == "other"
+    assert "did you mean 'other'?" in refused(lambda: _load_task_file(f"{path}:othr"))
 
 
 BUILT_ON_ANOTHER = """
@@ -62,7 +57,7 @@ register_task(replace(BASE, name="mine", batch_size=32))
 def test_a_file_may_start_from_a_known_task_and_register_its_own_many_times(tmp_path):
     path = file_with(tmp_path, BUILT_ON_ANOTHER)
     for _ in range(2):
-        spec = load_task_file(path)
+        spec = _load_task_file(path)
         assert (spec.name, spec.batch_size) == ("mine", 32)
         assert "mine" not in task_names()
     assert get_task_spec("digits_baseline").batch_size == 64
@@ -70,15 +65,15 @@ def test_a_file_may_start_from_a_known_task_and_register_its_own_many_times(tmp_
 
 def test_a_file_that_fails_halfway_leaves_nothing_registered(tmp_path):
     path = file_with(tmp_path, BUILT_ON_ANOTHER + "1 / 0\n")
-    assert "ZeroDivisionError at my_tasks.py:7" in refused(lambda: load_task_file(path))
+    assert "ZeroDivisionError at my_tasks.py:7" in refused(lambda: _load_task_file(path))
     assert "mine" not in task_names()
 
 
 def test_an_edited_file_counts_at_once(tmp_path):
     path = file_with(tmp_path, ONE)
-    assert load_task_file(path).input_shape == (1, 8, 8)
+    assert _load_task_file(path).input_shape == (1, 8, 8)
     file_with(tmp_path, ONE.replace("= 8", "= 9"))
-    assert load_task_file(path).input_shape == (1, 9, 9)
+    assert _load_task_file(path).input_shape == (1, 9, 9)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +94,7 @@ def test_an_edited_file_counts_at_once(tmp_path):
 )
 def test_a_file_that_will_not_do_is_one_line(tmp_path, content, words):
     path = file_with(tmp_path, content)
-    line = refused(lambda: load_task_file(path))
+    line = refused(lambda: _load_task_file(path))
     assert words in line
     assert path in line
     if "fails" in line:
@@ -111,83 +106,6 @@ def test_a_missing_file_is_one_line(tmp_path):
     assert "no such file" in refused(lambda: get_task_spec(f"{tmp_path}:x.py:y"))
 
 
-# ---- packages --------------------------------------------------------------------------------
-
-OFFERED = synthetic_spec(name="offered")
-A_NUMBER = 7
-
-
-def make_offered():
-    return OFFERED
-
-
-def fails():
-    raise RuntimeError("out\nof order")
-
-
-@pytest.fixture
-def offer(monkeypatch):
-    """Pretend that installed packages offer these tasks."""
-
-    def offer(**entries: str) -> None:
-        points = [EntryPoint(name, value, "esper.tasks") for name, value in entries.items()]
-        monkeypatch.setattr(
-            importlib.metadata,
-            "entry_points",
-            lambda group: points if group == "esper.tasks" else [],
-        )
-        monkeypatch.setitem(sys.modules, "a_package", sys.modules[__name__])
-        monkeypatch.setattr(TaskRegistry, "_entry_points", registry._task_entry_points())
-        monkeypatch.setattr(TaskRegistry, "_entries", dict(TaskRegistry._entries))
-
-    task_names()
-    return offer
-
-
-@pytest.mark.parametrize("value", ["a_package:OFFERED", "a_package:make_offered"])
-def test_a_package_offers_a_task(offer, value):
-    offer(offered=value)
-    assert "offered" in task_names()
-    assert get_task_spec("offered") is OFFERED
-    assert get_task_spec("offered") is OFFERED, "and again"
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("offered", "no_such_package:X", "No module named 'no_such_package'"),
-        ("offered", "a_package:fails", "out of order; update or uninstall it"),
-        ("offered", "a_package:A_NUMBER", "is not a TaskSpec but int"),
-        ("other", "a_package:OFFERED", "is named 'offered'"),
-        ("digits_baseline", "a_package:OFFERED", "is built in"),
-    ],
-)
-def test_an_offer_that_will_not_do_is_one_line_and_harms_no_other_task(offer, name, value, words):
-    offer(**{name: value})
-    assert words in refused(lambda: get_task_spec(name))
-    assert get_task_spec("digits_impaired").name == "digits_impaired"
-    broken = [entry for entry in list_tasks() if isinstance(entry, BrokenTask)]
-    assert [entry.name for entry in broken] == [name]
-    assert words in broken[0].problem
-
-
-def test_a_real_package_is_found(tmp_path):
-    """Metadata as an installer leaves it, in a fresh interpreter."""
-    info = tmp_path / "a_real_package-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-real-package\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[esper.tasks]\nmine = a_real_package:MINE\n")
-    (tmp_path / "a_real_package.py").write_text(ONE)
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); "
-        "from esper.tasks.registry import get_task_spec, task_names; names = task_names(); "
-        "print('mine' in names, 'a_real_package' in sys.modules, get_task_spec('mine').name)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["True", "False", "mine"], done.stderr
-
-
 def test_listing_names_every_task():
     entries = list_tasks()
     assert [entry.name for entry in entries] == list(task_names())
-    assert all(isinstance(entry, TaskListing) for entry in entries)

@@ -5,7 +5,7 @@ import pytest
 
 from data_support import some_text
 from esper.tasks.data_locations import DataSet
-from esper.tasks.language import STORY_TEST_FILES, STORY_TRAIN_FILES, language_spec
+from esper.tasks.language import STORY_TEST_FILES, STORY_TRAIN_FILES, _language_spec
 from esper.tasks.task_data import PARTS
 from esper.tasks.text_files import END, TextFiles
 from support import refused
@@ -58,13 +58,6 @@ def test_validation_blocks_are_scattered_over_the_text(tmp_path):
     text = "".join("abcdefghij"[place * 10 // 20_000] for place in range(20_000))
     data = reader(validation=80).read(written(tmp_path, text))
     assert len(np.unique(data.val_control.inputs)) > 5
-
-
-def test_bytes_are_tokens_as_they_are(tmp_path):
-    content = some_text(2000).encode() + "é".encode() * 40
-    data = reader(unit="bytes", vocab=256).read(written(tmp_path, content))
-    assert data.test.inputs[0].tolist() == list(content[len(content) - len(content) // 10 :][:8])
-    assert 0xC3 in data.test.inputs
 
 
 def test_the_vocabulary_is_that_of_the_training_blocks_the_most_frequent_first(tmp_path):
@@ -123,8 +116,6 @@ def test_a_short_or_missing_test_text_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"unit": "words"}, "unknown unit of text 'words'"),
-        ({"unit": "bytes"}, "for bytes give 256"),
         ({"vocab": 1}, "2 or more"),
         ({"context": 0}, "context=0"),
         ({"validation": 6}, "multiple of block=4"),
@@ -135,12 +126,11 @@ def test_settings_that_cannot_work_are_one_line(changes, words):
     assert words in refused(lambda: reader(**changes))
 
 
-def test_a_language_task_of_ones_own_loads_and_takes_both_units(tmp_path):
+def test_a_language_task_of_ones_own_loads(tmp_path):
     (tmp_path / "text").mkdir()
     written(tmp_path / "text", some_text(8000))
-    for unit, vocab in (("characters", 16), ("bytes", 256)):
-        spec = language_spec("mine", "a text", reader(unit=unit, vocab=vocab))
-        assert spec.load(tmp_path).kind == "tokens"
+    spec = _language_spec("mine", "a text", reader(vocab=16))
+    assert spec.load(tmp_path).kind == "tokens"
 
 
 def test_the_published_names_come_before_slices_of_them():

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import ActionHead, EsperError, PPOUpdateMetrics
+from esper.leyline import ActionHead, EsperError
+from esper.leyline.payloads import PPOUpdateMetrics
 from esper.simic.telemetry.aggregation import REDUCERS, aggregate_ppo_metrics
 from esper.simic.training.runner import run_ppo_updates
 from ppo_support import K, S, agent, fill

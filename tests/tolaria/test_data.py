@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from epoch_order import epoch_order
-from esper.leyline import stream_keys
+from esper.leyline.streams import stream_keys
 from esper.tolaria import SharedBatchIterator
 from esper.tolaria.data import CROP_PADDING, Augmentation
 from support import DEVICES, refused

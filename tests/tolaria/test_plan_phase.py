@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from context_support import EMPTY, PlanDiary, Planner, fixed_budget, member_tensors, planned_engine
-from esper.leyline import (
-    PLANNED,
-    EsperError,
-    LifecycleOp,
-    SeedGerminated,
-    SeedStage,
-    VetoReason,
-)
+from esper.leyline import PLANNED, EsperError, LifecycleOp, SeedStage, VetoReason
+from esper.leyline.payloads import SeedGerminated
 from esper.tamiyo.baselines import RandomPolicy, StaticTopology
 
 TOPOLOGY = np.array([[EMPTY, 0, EMPTY], [2, EMPTY, 1], [EMPTY, EMPTY, EMPTY]])

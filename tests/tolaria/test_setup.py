@@ -15,10 +15,10 @@ from esper.tolaria import setup
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.executor_autotune import autotune_executor
 from esper.tolaria.setup import (
+    _candidate_kernels,
+    _input_dtype,
     allocate_batch_buffers,
-    candidate_kernels,
     default_val_batch_size,
-    input_dtype,
     make_graph_cache,
     prepare_executor,
 )
@@ -45,10 +45,10 @@ def test_few_members_validate_more_images_at_a_time_on_a_gpu_only():
 
 def test_only_hosts_of_our_own_are_fed_in_half_precision():
     population = small_engine().env.model
-    assert input_dtype(population, "bf16") is torch.bfloat16
-    assert input_dtype(population, "fp32") is torch.float32
+    assert _input_dtype(population, "bf16") is torch.bfloat16
+    assert _input_dtype(population, "fp32") is torch.float32
     population.network.host.template = nn.Identity()
-    assert input_dtype(population, "bf16") is torch.float32
+    assert _input_dtype(population, "bf16") is torch.float32
 
 
 def test_a_cpu_has_no_buffers_for_batches():
@@ -60,17 +60,17 @@ def test_a_cpu_has_no_buffers_for_batches():
 def test_kernels_that_are_asked_for_are_the_only_ones_tried(precision):
     x = torch.zeros(1)
     for asked in ("own", "torch"):
-        assert candidate_kernels(EngineConfig(kernels=asked), precision, x) == (asked,)
-    assert candidate_kernels(EngineConfig(), precision, x) == ("own",), "one kind runs on a CPU"
+        assert _candidate_kernels(EngineConfig(kernels=asked), precision, x) == (asked,)
+    assert _candidate_kernels(EngineConfig(), precision, x) == ("own",), "one kind runs on a CPU"
 
 
 @pytest.mark.parametrize("problem", [None, "no C compiler"])
 def test_blocks_of_a_cpu_are_for_fast_float32_where_they_can_be_compiled(monkeypatch, problem):
     monkeypatch.setattr("esper.tolaria.setup.blocks_unsupported_reason", lambda: problem)
     x, fast = torch.zeros(1), EngineConfig(profile="fast")
-    assert candidate_kernels(fast, "fp32", x) == (("own",) if problem else ("fused",))
-    assert candidate_kernels(fast, "bf16", x) == ("own",)
-    assert candidate_kernels(EngineConfig(profile="exact"), "fp32", x) == ("own",)
+    assert _candidate_kernels(fast, "fp32", x) == (("own",) if problem else ("fused",))
+    assert _candidate_kernels(fast, "bf16", x) == ("own",)
+    assert _candidate_kernels(EngineConfig(profile="exact"), "fp32", x) == ("own",)
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
@@ -109,8 +109,8 @@ def test_large_images_on_a_cpu_are_for_loop_whatever_the_number_of_members(monke
 def test_fused_blocks_are_preferred_where_kernels_run(monkeypatch):
     monkeypatch.setattr("esper.tolaria.setup.can_use_kernels", lambda x: True)
     x = torch.zeros(2, 3)
-    assert candidate_kernels(EngineConfig(), "bf16", x) == ("fused", "torch")
-    assert candidate_kernels(EngineConfig(kernels="fused"), "bf16", x) == ("fused",)
+    assert _candidate_kernels(EngineConfig(), "bf16", x) == ("fused", "torch")
+    assert _candidate_kernels(EngineConfig(kernels="fused"), "bf16", x) == ("fused",)
 
 
 @pytest.mark.parametrize("kernels", ["own", "fused", "torch"])

@@ -12,9 +12,9 @@ import pytest
 from call_support import differences, warm_calls
 from esper.kasmina import Population
 from esper.kasmina.lifecycle.caps import Caps
-from esper.leyline import NO_BLUEPRINT, LifecycleOp, ScoreConstants, SeedStage
+from esper.leyline import LifecycleOp, ScoreConstants, SeedStage
 from esper.leyline.context import Candidates
-from esper.leyline.signals import TrainingSignals
+from esper.leyline.signals import NO_BLUEPRINT, TrainingSignals
 from esper.tolaria.plan_phase import plan_masks
 from esper_lab.audit.closed_loop import ClosedLoop, ClosedLoopConfig
 from heuristic_support import worth

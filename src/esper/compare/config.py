@@ -18,8 +18,6 @@ from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
-from esper.tamiyo.heuristic import HeuristicConfig
-from esper.tamiyo.heuristic_rules import changed_rules
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,6 @@ class Compare(ComputeSettings):
     """Run seed of the first hosts; must be an evaluation seed."""
     envs: int = 32
     """Hosts trained in parallel; further hosts use the next run seed."""
-    heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
-    """Rules of every heuristic; a file or blueprints that the policy names come first."""
     preset: str = ""
     """Preset for a controller whose folder has no settings; default: the one named like the task,
     else plain."""
@@ -69,10 +65,6 @@ class Compare(ComputeSettings):
         """Check the settings before anything is loaded."""
         if not self.policies:
             raise EsperError("no policies: name at least one, for example wait heuristic")
-        for rule in changed_rules(self.heuristic):
-            if not any("heuristic" in policy for policy in self.policies):
-                flag = rule.replace("_", "-")
-                raise EsperError(f"--heuristic.{flag}: heuristic is not among the policies")
         require_counts(seeds=self.seeds)
         self.jobs.check()
         require_trackers(self.track, "--track")

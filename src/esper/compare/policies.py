@@ -186,7 +186,7 @@ def make_entry(
         return asha_entry(parsed, spec)
     parsed = resolve_topology(parsed)
     require_known_names(parsed, spec.slots, spec.blueprints)
-    entry = baseline_entry(parsed, spec, config.heuristic)
+    entry = baseline_entry(parsed, spec)
     entry.policy(config.first_seed)  # raises on a bad step, slot or topology
     return entry
 
@@ -217,17 +217,12 @@ def _require_neighbours(config: Compare, parsed: ParsedPolicy) -> None:
             )
 
 
-def baseline_entry(
-    parsed: ParsedPolicy, spec: TaskSpec, rules: HeuristicConfig | None = None
-) -> PolicyEntry:
-    """Entry of a policy that does not learn, with all blueprints of `spec`.
-
-    `rules`: of the heuristic; None: the defaults.
-    """
+def baseline_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+    """Entry of a policy that does not learn, with all blueprints of `spec`."""
     spec = spec_for(parsed, spec)
     static = parsed.kind in ("static-full", "static-final") and spec.context.capped > 0
     limits = planted_limits(spec) if static or parsed.kind == "table" else _Limits(spec.blueprints)
-    known = heuristic_config(parsed, spec, rules) if parsed.kind == "heuristic" else None
+    known = heuristic_config(parsed, spec) if parsed.kind == "heuristic" else None
     return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits, rules=known))
 
 

@@ -96,7 +96,7 @@ class EnvSettings(ComputeSettings):
         population = PopulationConfig(
             envs=int(members),
             counterfactual_stride=self.counterfactual_stride,
-            frozen_heads=read_frozen(self.frozen_heads, spec.blueprints),
+            frozen_heads=_read_frozen(self.frozen_heads, spec.blueprints),
             **self.compute(),
         )
         population.check(spec)
@@ -130,10 +130,10 @@ def _contexts(given: str | ContextSpec | None) -> ContextSpec | None:
     raise EsperError(f"contexts={shown(given)}: give a name, a JSON file or a ContextSpec")
 
 
-def read_frozen(given: Frozen | None, blueprints: tuple[str, ...]) -> FrozenHeads:
+def _read_frozen(given: Frozen | None, blueprints: tuple[str, ...]) -> FrozenHeads:
     """Heads and indices of choices given by name.
 
-    >>> read_frozen({"tempo": 3}, ()) == ((ActionHead.TEMPO, 0),)
+    >>> _read_frozen({"tempo": 3}, ()) == ((ActionHead.TEMPO, 0),)
     True
     """
     if given is None:

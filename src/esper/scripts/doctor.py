@@ -17,7 +17,6 @@ from esper.scripts.cli.command import run_command
 from esper.storage.provenance import package_version
 
 if TYPE_CHECKING:
-    from esper.kasmina.ops.kernels.build_times import KernelBuilds
     from esper.tolaria.engine import VectorizedEngine
 
 PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich")
@@ -112,19 +111,16 @@ def _version_lines(config: _Doctor) -> list[str]:
 
 def _executor_lines(config: _Doctor) -> list[str]:
     """Executor of a run on the task under both profiles, and why."""
-    from esper.kasmina.ops.kernels.build_times import count_builds
     from esper.simic.training.config import PopulationConfig, TaskConfig
     from esper.tasks.listing import locate_task_data
     from esper.tolaria.engine import VectorizedEngine
-    from esper.tolaria.runtime import parse_device
 
     task = TaskConfig(config.task)
     found = locate_task_data(task.spec(), config.data_dir).found
     spec = (task if found else replace(task, data="synthetic")).spec()
     population = PopulationConfig(envs=config.envs, device=config.device, profile="fast")
     data, settings = spec.load(config.data_dir), population.engine_config(seed=0)
-    with count_builds(parse_device(config.device)) as builds:
-        engine = VectorizedEngine(spec, settings, data=data)
+    engine = VectorizedEngine(spec, settings, data=data)
     choice = engine.env.model.choice
     assert choice is not None  # chosen when the engine was built
     with_data = "" if found else " (synthetic data)"
@@ -134,8 +130,7 @@ def _executor_lines(config: _Doctor) -> list[str]:
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap if the host can be vmapped, but on a CPU loop for large images",
         f"executor sharded: {_sharded_line()}",
-        f"kernels: {kernel_line(engine)}",
-        *_build_lines(engine, builds),
+        f"kernels: {_kernel_line(engine)}",
         *_fused_lines(engine),
         f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
@@ -152,7 +147,7 @@ def _sharded_line() -> str:
     return f"under torchrun ({nccl}gloo on CPUs), docs/sharded.md"
 
 
-def kernel_line(engine: VectorizedEngine) -> str:
+def _kernel_line(engine: VectorizedEngine) -> str:
     """Kernels used for the members: torch's or ours, and why."""
     from esper.device.triton_support import can_build_kernels
     from esper.kasmina.ops import block_cpu
@@ -186,17 +181,8 @@ def _fused_lines(engine: VectorizedEngine) -> list[str]:
     return block_lines(engine.env.model.network, x_EB[0, :1].float())
 
 
-def _build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
-    """Build times of our kernels; empty if they are not used."""
-    from esper.device.triton_support import can_build_kernels
-
-    ours = engine.device.type == "cuda" and can_build_kernels()
-    return [f"kernels built: {builds.line()}"] if ours else []
-
-
 def _data_lines(config: _Doctor) -> list[str]:
     """Location of each task's data set, or where to get it."""
-    from esper.leyline.errors import EsperError
     from esper.tasks.data_locations import data_directories
     from esper.tasks.listing import locate_task_data
     from esper.tasks.registry import get_task_spec, task_names
@@ -204,11 +190,7 @@ def _data_lines(config: _Doctor) -> list[str]:
     lines = [f"searched in {', then '.join(map(str, data_directories(config.data_dir)))}"]
     places: dict[str, list[str]] = {}
     for name in task_names():
-        try:
-            data = locate_task_data(get_task_spec(name), config.data_dir)
-        except EsperError as error:
-            places.setdefault(f"broken: {error}", []).append(name)
-            continue
+        data = locate_task_data(get_task_spec(name), config.data_dir)
         where = data.place if data.found else f"missing, get it from {data.source}"
         places.setdefault(where, []).append(name)
     return [*lines, *(f"{', '.join(names)}: {where}" for where, names in places.items())]

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _evaluate(argv: Sequence[str]) -> None:
     """Parse, check, evaluate, report. Imports are local, so that --help is fast."""
-    config, training = read_evaluate(argv)
+    config, training = _read_evaluate(argv)
     spec = training.check()
     from esper.compare.baseline_process import BaselineProcess
     from esper.compare.judging import judge
@@ -86,7 +86,7 @@ def _evaluate(argv: Sequence[str]) -> None:
     _report(config, checkpoint.path, judged)
 
 
-def read_evaluate(argv: Sequence[str]) -> tuple[_Evaluate, TrainingConfig]:
+def _read_evaluate(argv: Sequence[str]) -> tuple[_Evaluate, TrainingConfig]:
     """Parse the command line with the checkpoint's settings as defaults."""
     if not argv or argv[0] in HELP_FLAGS:
         config = read_command_line(_Evaluate, argv, prog="esper eval")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
-    from esper.tasks.listing import BrokenTask, TaskListing
+    from esper.tasks.listing import TaskListing
 
 PLAIN_WIDTH: Final = 140
 """Columns of the table without a terminal."""
@@ -44,20 +44,15 @@ def _show_tasks(config: _ListTasks) -> None:
         _print_table(entries)
 
 
-def _print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
-    """Print the tasks as a table, then those that could not be loaded."""
+def _print_table(entries: Sequence[TaskListing]) -> None:
+    """Print the tasks as a table."""
     from rich.table import Table
     from rich.text import Text
 
     from esper.karn.terminal import Terminal
-    from esper.tasks.listing import TaskListing
 
     table = Table("task", "host", "slots", "episode", "data", show_lines=True)
-    broken = []
     for entry in entries:
-        if not isinstance(entry, TaskListing):
-            broken.append(entry)
-            continue
         where = entry.data.place if entry.data.found else f"missing: {entry.data.source}"
         table.add_row(
             Text.assemble((entry.name, "bold"), "\n", entry.description),
@@ -67,10 +62,7 @@ def _print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
             f"{entry.batch_size}",
             Text(where, style="" if entry.data.found else "yellow", overflow="fold"),
         )
-    console = Terminal(PLAIN_WIDTH)
-    console.print(table)
-    for entry in broken:
-        console.print(Text(f"{entry.name}: {entry.problem}", style="red"), soft_wrap=True)
+    Terminal(PLAIN_WIDTH).print(table)
 
 
 main = partial(run_command, _ListTasks, _show_tasks)

@@ -44,7 +44,7 @@ class MaskedCategorical:
 
     def sample(self, uniform: Tensor) -> Tensor:
         """Inverse-CDF sample at each uniform number in [0, 1); never a masked choice."""
-        cdf_C = deterministic_cumsum(self.p_C) if self.p_C.is_cuda else self.p_C.cumsum(-1)
+        cdf_C = _deterministic_cumsum(self.p_C) if self.p_C.is_cuda else self.p_C.cumsum(-1)
         below = (cdf_C <= (uniform * cdf_C[..., -1]).unsqueeze(-1)).sum(-1)
         places = torch.arange(self.p_C.shape[-1], device=self.p_C.device)
         # Rounding in the CDF could otherwise select a masked choice behind the last legal one.
@@ -66,7 +66,7 @@ class MaskedCategorical:
         return -(self.p_C * self.log_p_C).sum(-1)
 
 
-def deterministic_cumsum(p_C: Tensor) -> Tensor:
+def _deterministic_cumsum(p_C: Tensor) -> Tensor:
     """Cumulative sum by a triangular mask, O(C^2), for GPUs under profile `exact`.
 
     `torch.cumsum` is not deterministic on CUDA. Every prefix is summed in the same order here, so

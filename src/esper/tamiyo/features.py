@@ -38,7 +38,7 @@ _Values = npt.NDArray[np.generic]
 _Reader = Callable[[TrainingSignals], npt.ArrayLike]
 
 MAX_SIZE: Final = 1e6
-"""Clipping bound of `symlog`, also for infinities."""
+"""Clipping bound of `_symlog`, also for infinities."""
 MIN_SIZE: Final = 1e-5
 """Lower clipping bound of `log`, also for 0 and NaN; below the smallest price and seed."""
 MAX_LOG: Final = 1e12
@@ -128,10 +128,10 @@ def _runs(features: list[_Feature], kind: str) -> list[tuple[Any, slice]]:
 # ---- scales --------------------------------------------------------------------------------------
 
 
-def symlog(x: npt.ArrayLike) -> Floats:
+def _symlog(x: npt.ArrayLike) -> Floats:
     """sign(x) log(1 + |x|), with |x| clipped at `MAX_SIZE`; 0 for NaN.
 
-    >>> [round(float(y), 2) for y in symlog([np.nan, 0.0, -1.0, np.inf])]
+    >>> [round(float(y), 2) for y in _symlog([np.nan, 0.0, -1.0, np.inf])]
     [0.0, 0.0, -0.69, 13.82]
     """
     known = _zero_for_nan(x)
@@ -213,7 +213,7 @@ def _accuracy_gap(s: TrainingSignals) -> Doubles:
 
 def _size(name: str, field: str) -> _Feature:
     """Symlog of a field of the signals, or of a part of them."""
-    return _Feature(name, attrgetter(field), symlog)
+    return _Feature(name, attrgetter(field), _symlog)
 
 
 def _share(name: str, field: str) -> _Feature:
@@ -230,7 +230,7 @@ def _log(name: str, field: str) -> _Feature:
 
 
 def _loss(name: str, field: str) -> _Feature:
-    return _Feature(name, attrgetter(field), symlog, _over_chance)
+    return _Feature(name, attrgetter(field), _symlog, _over_chance)
 
 
 def _accuracy(name: str, field: str) -> _Feature:
@@ -324,7 +324,7 @@ UNSEEN_STAGES: Final = frozenset({SeedStage.GERMINATED})
 
 GLOBAL_FEATURES: Final[tuple[_Feature, ...]] = (
     _Feature("progress", lambda s: 0.0 if s.planning else s.progress, share),
-    _Feature("steps_left", _steps_left, symlog),
+    _Feature("steps_left", _steps_left, _symlog),
     _Feature("planning", lambda s: float(s.planning)),
     # context
     _price("price_params", "c_p"),
@@ -351,10 +351,10 @@ GLOBAL_FEATURES: Final[tuple[_Feature, ...]] = (
     _accuracy("train_accuracy", "train_accuracy_E"),
     _known("train_accuracy_known", "train_accuracy_E"),
     _accuracy("val_accuracy", "val_accuracy_E"),
-    _Feature("loss_gap", _loss_gap, symlog),
+    _Feature("loss_gap", _loss_gap, _symlog),
     _Feature("accuracy_gap", _accuracy_gap, share),
-    *_history_deltas("train_loss", _over_chance, symlog),
-    *_history_deltas("val_loss", _over_chance, symlog),
+    *_history_deltas("train_loss", _over_chance, _symlog),
+    *_history_deltas("val_loss", _over_chance, _symlog),
     *_history_deltas("val_accuracy", _above_chance, share),
     _Feature("history_known", _history_known),
     _loss("train_loss_slope", "train_loss_slope_E"),
@@ -393,7 +393,7 @@ SLOT_FEATURES: Final[tuple[_Feature, ...]] = (
     _share("contribution", "slots.contribution_ES"),
     _known("contribution_known", "slots.contribution_ES"),
     _share("contribution_error", "slots.contribution_se_ES"),
-    _Feature("contribution_significance", _significance, symlog),
+    _Feature("contribution_significance", _significance, _symlog),
     _size("contribution_age", "contribution_age_ES"),
     _share("contribution_velocity", "contribution_velocity_ES"),
     _share("shapley", "shapley_ES"),

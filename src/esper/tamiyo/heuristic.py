@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
-import tyro
 
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
@@ -97,7 +96,7 @@ class HeuristicConfig:
     """Curve of all alpha ramps."""
     prune_speed: int = ALPHA_SPEEDS[1]
     """Steps over which alpha falls to 0 when a seed is pruned; 0: immediately."""
-    table: Annotated[TopologyTable | None, tyro.conf.Suppress] = None
+    table: TopologyTable | None = None
     """What to plant in the plan phase, by price; None: nothing."""
     stop_errors: float = 2.0
     """Training stops if the slope of the validation accuracy, plus this many of its standard

@@ -11,24 +11,20 @@ their values.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from esper.leyline.codec import from_json
 from esper.leyline.errors import EsperError, parse_error_line, shown, unknown_name
 from esper.tamiyo.heuristic import HeuristicConfig
 
 NAMES = tuple(field.name for field in fields(HeuristicConfig) if field.name != "table")
-"""Rules that a file or a flag may set."""
+"""Rules that a file may set."""
 
 
-def read_rules(path: Path, base: HeuristicConfig | None = None) -> HeuristicConfig:
-    """Return `base` with the rules of a file; raises if both set a rule to different values.
-
-    `base`: rules given by flags; None: the defaults.
-    """
-    base = base or HeuristicConfig()
+def read_rules(path: Path) -> HeuristicConfig:
+    """Return the rules of a file."""
     where = f"rules {shown(str(path))}"
     try:
         entries = tomllib.loads(path.read_text())
@@ -38,28 +34,13 @@ def read_rules(path: Path, base: HeuristicConfig | None = None) -> HeuristicConf
         raise EsperError(f"{where} is not TOML: nested too deeply") from None
     except ValueError as error:
         raise EsperError(f"{where} is not TOML: {parse_error_line(error)}") from None
-    hints, changes = get_type_hints(HeuristicConfig), {}
+    hints = get_type_hints(HeuristicConfig)
+    rules: dict[str, Any] = {}
     for name, data in entries.items():
         if name not in NAMES:
             raise unknown_name("rule", name, NAMES, f"in {path}")
-        changes[name] = from_json(hints[name], data, f"{where}: {name}")
-    for name in changed_rules(base):
-        if changes.get(name, getattr(base, name)) != getattr(base, name):
-            raise EsperError(
-                f"{where}: {name} is {shown(changes[name])} there and "
-                f"{shown(getattr(base, name))} by a flag or the run that resumes; keep one"
-            )
+        rules[name] = from_json(hints[name], data, f"{where}: {name}")
     try:
-        return replace(base, **changes)  # type: ignore[arg-type]
+        return HeuristicConfig(**rules)
     except EsperError as error:
         raise EsperError(f"{where}: {error}") from None
-
-
-def changed_rules(rules: HeuristicConfig) -> list[str]:
-    """Names of the rules that differ from the defaults.
-
-    >>> changed_rules(HeuristicConfig(charge=0.5))
-    ['charge']
-    """
-    usual = HeuristicConfig()
-    return [name for name in NAMES if getattr(rules, name) != getattr(usual, name)]

@@ -41,7 +41,7 @@ def make_policy(
 ) -> PolicyProtocol[Any]:
     """Build the policy for a task; run it with `spec_for(parsed, spec)`.
 
-    `rules`: of the heuristic; None: the defaults. What the policy itself names comes first.
+    `rules`: of the heuristic; None: those that the policy names.
     """
     require_standalone(parsed)
     if parsed.kind == "wait":
@@ -49,11 +49,11 @@ def make_policy(
     if parsed.kind == "random":
         return RandomPolicy(seed, reward)
     if parsed.kind == "heuristic":
-        return HeuristicPolicy(heuristic_config(parsed, spec, rules), reward)
+        return HeuristicPolicy(rules or heuristic_config(parsed, spec), reward)
     if parsed.kind == "table":
         return TablePolicy(_table(parsed, spec), reward)
     if parsed.kind == "static-final":
-        topology = parsed.topology or load_topology(_result_path(parsed))
+        topology = parsed.topology or _load_topology(_result_path(parsed))
         return static_policy(_blueprint_by_slot(parsed, topology), spec, reward)
     places = parsed.slots or tuple(spec.slots)
     _require_unique(parsed, places)
@@ -117,13 +117,9 @@ def require_standalone(parsed: ParsedPolicy) -> None:
         )
 
 
-def heuristic_config(
-    parsed: ParsedPolicy, spec: TaskSpec, rules: HeuristicConfig | None = None
-) -> HeuristicConfig:
-    """Return the heuristic's config: `rules` with the file, blueprint order or table it names."""
-    rules = rules or HeuristicConfig()
-    if parsed.rules is not None:
-        rules = read_rules(parsed.rules, rules)
+def heuristic_config(parsed: ParsedPolicy, spec: TaskSpec) -> HeuristicConfig:
+    """Return the rules of the file, blueprint order or table that a heuristic names."""
+    rules = HeuristicConfig() if parsed.rules is None else read_rules(parsed.rules)
     if not parsed.order:  # `require_known_names` checks those of the policy's name
         for blueprint in rules.blueprints:
             if blueprint not in spec.blueprints:
@@ -162,10 +158,10 @@ def resolve_topology(parsed: ParsedPolicy) -> ParsedPolicy:
     """Replace static-final:RESULT.json by the topology in that file; others are unchanged."""
     if parsed.kind != "static-final" or parsed.path is None:
         return parsed
-    return replace(parsed, topology=load_topology(parsed.path))
+    return replace(parsed, topology=_load_topology(parsed.path))
 
 
-def load_topology(path: Path) -> tuple[str, ...]:
+def _load_topology(path: Path) -> tuple[str, ...]:
     """Read the most frequent final topology from a JSON result, as `slot=blueprint` words."""
     try:
         record: Any = parse_json(path.read_bytes())

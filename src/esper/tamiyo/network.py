@@ -55,7 +55,7 @@ class PolicyOutput:
     value: Tensor
 
 
-class SlotAttention(nn.Module):
+class _SlotAttention(nn.Module):
     """One self-attention layer over the tokens of a member, with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -85,7 +85,7 @@ class PolicyNetwork(nn.Module):
         self.encode_candidate = _key_layers(spec.candidate_features, embedding)
         self.encode_global = _mlp(spec.global_features, width)
         self.encode_slot = _mlp(spec.slot_features + spec.candidate_features + embedding, width)
-        self.attention = SlotAttention(width, config.attention_heads)
+        self.attention = _SlotAttention(width, config.attention_heads)
         self.core = nn.LSTM(width, width) if config.core == "lstm" else nn.Linear(width, width)
         self.heads = ActionHeads(width, embedding, config.op_prior)
         self.value = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
@@ -156,7 +156,7 @@ class PolicyNetwork(nn.Module):
         """Return the member token `[.., D]` and the slot tokens `[.., S, D]` after attention, and
         the keys of the candidates `[.., S, K, B]`."""
         keys_SKB: Tensor = self.encode_candidate(inputs.candidate_SKD)
-        about_SF = [inputs.slot_SF, held_seed(inputs), keys_SKB.mean(dim=-2)]
+        about_SF = [inputs.slot_SF, _held_seed(inputs), keys_SKB.mean(dim=-2)]
         slots_SD = self.encode_slot(torch.cat(about_SF, dim=-1))
         member_token = self.encode_global(inputs.global_G).unsqueeze(-2)
         tokens = self.attention(torch.cat([member_token, slots_SD], dim=-2))
@@ -179,7 +179,7 @@ class PolicyNetwork(nn.Module):
             return PolicyOutput(choices, self.value(core_D).squeeze(-1))
 
 
-def held_seed(inputs: PolicyInputs) -> Tensor:
+def _held_seed(inputs: PolicyInputs) -> Tensor:
     """Descriptor `[.., S, D]` of the blueprint that each slot holds; zeros if it is empty."""
     held_S = inputs.blueprint_S >= 0
     index = inputs.blueprint_S.clamp(min=0)[..., None, None]

@@ -45,7 +45,7 @@ def load_digits_data(split_seed: int = 0) -> TaskData:
     data = load_digits()
     images_NCHW = np.asarray(data.images, dtype=np.uint8)[:, None]
     labels_N = np.asarray(data.target, dtype=np.int64)
-    cut = zip(SHARES, split_indices(labels_N, split_seed), strict=True)
+    cut = zip(SHARES, _split_indices(labels_N, split_seed), strict=True)
     parts = {name: TaskPart(images_NCHW[index], labels_N[index]) for name, index in cut}
     pixels = parts["train"].inputs.astype(np.float64)
     return TaskData(
@@ -55,7 +55,7 @@ def load_digits_data(split_seed: int = 0) -> TaskData:
     )
 
 
-def split_indices(labels_N: Ints, seed: int) -> tuple[Ints, ...]:
+def _split_indices(labels_N: Ints, seed: int) -> tuple[Ints, ...]:
     """Return sorted indices of each part; every class is split by `SHARES`."""
     edges = np.cumsum(list(SHARES.values()))[:-1]
     parts: list[list[Ints]] = [[] for _ in SHARES]

@@ -51,7 +51,7 @@ SCORE: Final = ScoreConstants(c_p=0.01, c_m=0.005, c_f=0.001)
 Seeds are small relative to this host: on tinystories all constants tried give the same ranking."""
 
 
-def language_spec(name: str, description: str, text: TextFiles) -> TaskSpec:
+def _language_spec(name: str, description: str, text: TextFiles) -> TaskSpec:
     """Return a language task on `text`, with the host and settings of this module."""
     host = TransformerFactory(text.vocab, text.context)
     return TaskSpec(
@@ -75,14 +75,14 @@ def language_spec(name: str, description: str, text: TextFiles) -> TaskSpec:
 
 
 register_task(
-    language_spec(
+    _language_spec(
         "tinyshakespeare",
         "tiny Shakespeare, next of 66 characters, GPT of two layers",
         TextFiles(SHAKESPEARE, ("input.txt",), vocab=66),
     )
 )
 register_task(
-    language_spec(
+    _language_spec(
         "tinystories",
         "TinyStories, next of 80 characters, GPT of two layers",
         TextFiles(STORIES, STORY_TRAIN_FILES, STORY_TEST_FILES, vocab=80, end_mark="<|endoftext|>"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code
 from esper.tasks.data_locations import find_data
 from esper.tasks.registry import get_task_spec, task_names
@@ -56,26 +55,9 @@ class TaskListing:
     """Location of its data."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenTask:
-    """A task of an installed package that fails to load."""
-
-    name: str
-    """Name of the entry point."""
-    problem: str
-    """One-line reason."""
-
-
-def list_tasks(data_dir: Path | None = None) -> list[TaskListing | BrokenTask]:
+def list_tasks(data_dir: Path | None = None) -> list[TaskListing]:
     """Return all registered tasks, sorted by name."""
-    return [_entry(name, data_dir) for name in task_names()]
-
-
-def _entry(name: str, data_dir: Path | None) -> TaskListing | BrokenTask:
-    try:
-        return describe_task(get_task_spec(name), data_dir)
-    except EsperError as error:
-        return BrokenTask(name, str(error))
+    return [describe_task(get_task_spec(name), data_dir) for name in task_names()]
 
 
 def describe_task(spec: TaskSpec, data_dir: Path | None = None) -> TaskListing:

@@ -1,4 +1,4 @@
-"""Loss and metric functions that users write for one network, applied to every row.
+"""Loss functions that users write for one network, applied to every row.
 
 Rows are computed at once by `torch.func.vmap`; functions it cannot take run row by row.
 
@@ -44,12 +44,10 @@ class MemberFunction:
     The function returns one number, or one or more per sample, which are averaged.
     """
 
-    def __init__(self, function: Callable[..., Any], what: str) -> None:
-        """`what`: loss or metric, for messages."""
+    def __init__(self, function: Callable[..., Any]) -> None:
         self.name = function_name(function)
         self.__qualname__ = self.name  # saved populations remember their loss by this name
         self.function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
-        self.what = what
         self.vmapped: bool | None = None
         """Whether vmap takes the function; None: not tried yet."""
 
@@ -83,18 +81,18 @@ class MemberFunction:
                 self.vmapped = True
                 return values.unsqueeze(1) if values.ndim == 1 else values
         rows = zip(outputs.unbind(), targets.unbind(), strict=True)
-        with user_code(f"{self.what} {self.name} fails", "it is called with (outputs, targets)"):
+        with user_code(f"loss {self.name} fails", "it is called with (outputs, targets)"):
             values = torch.stack([self._checked(output, target) for output, target in rows])
         return values.unsqueeze(1) if values.ndim == 1 else values
 
     def _checked(self, output: Tensor, target: Tensor) -> Tensor:
-        with user_callback(f"{self.what} {self.name} fails"):
+        with user_callback(f"loss {self.name} fails"):
             value = self.function(output, target)
         if isinstance(value, int | float):
             return torch.full((), float(value), device=output.device)
         if not isinstance(value, Tensor):
             raise EsperError(
-                f"{self.what} {self.name} returns a {type(value).__name__}: return a tensor of one "
+                f"loss {self.name} returns a {type(value).__name__}: return a tensor of one "
                 f"number, or of one per sample"
             )
         return value if value.dtype.is_floating_point else value.float()

@@ -175,7 +175,7 @@ def _explained(loss: TrainingLoss, constant_loss: float) -> Metric:
     if isinstance(loss.terms, RowTerms):
         terms = partial(forms.explained_terms, loss.terms, constant_loss)
         return forms.MeanMetric(name=EXPLAINED, reading=loss.terms, terms=terms, in_points=False)
-    own = MemberFunction(loss.terms.function, "loss").function  # a copy, if it has weights
+    own = MemberFunction(loss.terms.function).function  # a copy, if it has weights
     if isinstance(own, nn.Module):
         own.cpu()
 

@@ -1,4 +1,4 @@
-"""What members are trained on and judged by: losses and metrics, by name or by the user's function.
+"""What members are trained on and judged by: losses by name or by the user's function, and metrics.
 
 A loss gives one number per row; a merit one per sample, whose mean is the score: an accuracy, or
 the explained share `1 - loss / loss of the best constant prediction`. The best constant is found on
@@ -40,8 +40,6 @@ samples is the score."""
 
 LossName = Literal["cross_entropy", "binary", "multilabel", "mse", "mae", "huber", "language"]
 LOSSES: Final[tuple[LossName, ...]] = get_args(LossName)
-MetricName = Literal["accuracy", "exact_match", "explained"]
-METRICS: Final[tuple[MetricName, ...]] = get_args(MetricName)
 TargetKind = Literal["classes", "binary", "multilabel", "numbers", "own"]
 
 _KIND: Final[dict[str, TargetKind]] = {
@@ -49,7 +47,7 @@ _KIND: Final[dict[str, TargetKind]] = {
     "multilabel": "multilabel", "mse": "numbers", "mae": "numbers", "huber": "numbers",
 }  # fmt: skip
 _SCORED_BY_LOSS: Final = ("language", "mse", "mae", "huber")
-"""Losses whose default metric is the explained share."""
+"""Losses whose metric is the explained share."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -86,14 +84,10 @@ class Objective(TrainingLoss):
     """Metric of each sample `[R, B]`, higher is better."""
     constant_loss: float
     """Loss of the best constant prediction on the training targets; NaN if not measured."""
-    constant_score: float
-    """Metric of the best constant prediction: the share of the largest class, or 0; NaN if not
-    measured."""
 
     def score(self, merit_R: Doubles) -> Doubles:
-        """Return mean merits as scores: finite, and in 0..1 unless the metric is the user's own."""
-        own = math.isnan(self.constant_score)
-        return np.where(np.isfinite(merit_R), merit_R if own else np.clip(merit_R, 0.0, 1.0), 0.0)
+        """Return mean merits as scores: finite, and in 0..1."""
+        return np.where(np.isfinite(merit_R), np.clip(merit_R, 0.0, 1.0), 0.0)
 
     def count_correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the metric of each row `[R]`, times its number of targets."""
@@ -184,36 +178,28 @@ def make_training_loss(
 
 def make_objective(
     loss: str | Callable[..., Any] = "auto",
-    metric: str | Callable[..., Any] = "auto",
     *,
     targets: Tensor,
     output_shape: Sequence[int],
     **options: Any,
 ) -> Objective:
-    """Return the loss of `make_training_loss`, which takes the options, with a metric.
+    """Return the loss of `make_training_loss`, which takes the options, with its metric.
 
-    `metric`: a name of `METRICS`, "auto", or a function `(outputs [B, ...], targets [B, ...]) ->
-    number or numbers` for one network whose result is better when higher.
+    Labels are judged by accuracy, everything else by the explained share of the loss.
     """
     made = make_training_loss(loss, targets=targets, output_shape=output_shape, **options)
-    if callable(metric):
-        own = MemberFunction(metric, "metric")
-        constant = float("nan") if made.kind == "own" else made.best_constant(targets)
-        return _objective(made, own.name, own.per_sample, constant, float("nan"))
     if isinstance(made.terms, MemberFunction):
-        return _own_objective(made, made.terms, metric, targets)
+        return _own_objective(made, made.terms, targets)
     constant = made.best_constant(targets)
-    score, shown = _metric(made.name, metric, made.terms, constant)
-    majority = made.terms.majority(targets) if shown in ("accuracy", "exact_match") else 0.0
-    return _objective(made, shown, score, constant, majority)
+    if made.name in _SCORED_BY_LOSS:
+        return _objective(made, "explained", _Explained(made.terms, constant), constant)
+    return _objective(made, "accuracy", made.terms.accuracy, constant)
 
 
-def _objective(
-    made: TrainingLoss, metric: str, merit: Merit, constant_loss: float, constant_score: float
-) -> Objective:
+def _objective(made: TrainingLoss, metric: str, merit: Merit, constant_loss: float) -> Objective:
     return Objective(
         **{field.name: getattr(made, field.name) for field in fields(TrainingLoss)},
-        metric=metric, merit=merit, constant_loss=constant_loss, constant_score=constant_score,
+        metric=metric, merit=merit, constant_loss=constant_loss,
     )  # fmt: skip
 
 
@@ -366,23 +352,6 @@ def _row_loss(terms: RowTerms, targets: Tensor, options: _LossOptions) -> RowLos
     return terms
 
 
-def _metric(name: str, metric: str, terms: RowTerms, constant_loss: float) -> tuple[Merit, str]:
-    """Return the merit and the name shown to people."""
-    if metric == "auto":
-        metric = "explained" if name in _SCORED_BY_LOSS else "accuracy"
-    if metric == "explained":
-        return _Explained(terms, constant_loss), metric
-    if metric == "accuracy" and not isinstance(terms, NumberTerms):
-        return terms.accuracy, metric
-    if metric == "exact_match" and _KIND[name] == "multilabel":
-        return terms.exact_match, metric
-    if metric in METRICS:
-        raise EsperError(
-            f"metric {metric!r}: not for loss {name!r}; give 'explained' or a function"
-        )
-    raise unknown_name("metric", metric, ("auto", *METRICS, "a function"))
-
-
 @dataclass(frozen=True, eq=False)
 class _Explained:
     """Merit `1 - loss / loss of the best constant`, per sample."""
@@ -406,33 +375,22 @@ def _own_loss(
             "class_weights, label_smoothing, ignore_index, huber_delta and weighted are options of "
             "the built-in losses: your own loss function decides about them itself"
         )
-    own = MemberFunction(loss, "loss")
+    own = MemberFunction(loss)
     return TrainingLoss(
         name=own.name, kind="own", shape=shape, loss=own, terms=own, check_targets=_accept
     )
 
 
-def _own_objective(
-    made: TrainingLoss, own: MemberFunction, metric: str, targets: Tensor
-) -> Objective:
+def _own_objective(made: TrainingLoss, own: MemberFunction, targets: Tensor) -> Objective:
     integers = not targets.dtype.is_floating_point
     axis = class_axis(made.shape, tuple(targets.shape[1:])) if integers else None
-    if metric == "accuracy" or (metric == "auto" and axis is not None):
-        if axis is None:
-            raise EsperError(
-                f"metric 'accuracy' needs class labels: targets are {dtype_name(targets)} "
-                f"{tuple(targets.shape[1:])}, outputs {made.shape} per sample; give "
-                f"metric='explained' or a function"
-            )
-        terms = ClassTerms(name="accuracy", shape=made.shape, axis=axis)
-        terms.check_targets(targets, "train")
-        checked = replace(made, check_targets=terms.check_targets)
-        constant = terms.majority(targets)
-        return _objective(checked, "accuracy", terms.accuracy, float("nan"), constant)
-    if metric not in ("auto", "explained"):
-        raise unknown_name("metric", metric, ("auto", "accuracy", "explained", "a function"))
-    constant_loss = explainable_loss(made, targets)
-    return _objective(made, "explained", _Explained(own, constant_loss), constant_loss, 0.0)
+    if axis is None:
+        constant_loss = explainable_loss(made, targets)
+        return _objective(made, "explained", _Explained(own, constant_loss), constant_loss)
+    terms = ClassTerms(name="accuracy", shape=made.shape, axis=axis)
+    terms.check_targets(targets, "train")
+    checked = replace(made, check_targets=terms.check_targets)
+    return _objective(checked, "accuracy", terms.accuracy, float("nan"))
 
 
 def explainable_loss(made: TrainingLoss, targets: Tensor) -> float:
@@ -441,7 +399,7 @@ def explainable_loss(made: TrainingLoss, targets: Tensor) -> float:
     if not 0 < constant_loss < float("inf"):
         raise EsperError(
             f"loss {made.name}: the best constant prediction has loss {constant_loss:g}, so no "
-            f"share of it can be the score; give metric= as well"
+            f"share of it can be the score; return losses above 0 (esper.grow: or give metric=)"
         )
     return constant_loss
 

@@ -4,23 +4,16 @@ To add a task, call `register_task(TaskSpec(...))` in a module of this folder, o
 before the task is used. No data are loaded before `spec.load()`.
 
 Users give theirs as `path/to/file.py`, or `path/to/file.py:name` if it defines several; it is
-executed, so only use files you trust. A package provides a task with
-
-    [project.entry-points."esper.tasks"]
-    my_task = "my_package.tasks:MY_TASK"
-
-where MY_TASK is a `TaskSpec` of that name, or a function without arguments that returns one.
+executed, so only use files you trust.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import ClassVar, Final
@@ -30,7 +23,6 @@ from esper.leyline.user_errors import user_code
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_files import is_file_reference, split_reference
 
-GROUP: Final = "esper.tasks"
 _MODULE: Final = "esper_task_file:"
 """Prefix of the module name; the full path follows, so that no import can collide with it."""
 _TORCH_MODULES: Final = frozenset(
@@ -51,8 +43,6 @@ class TaskRegistry:
     """All tasks by name; the modules of this folder are imported at first use."""
 
     _entries: ClassVar[dict[str, TaskSpec]] = {}
-    _entry_points: ClassVar[dict[str, EntryPoint]] = {}
-    """Entry points of installed packages, loaded one by one when used."""
     _discovered: ClassVar[bool] = False
 
     @classmethod
@@ -73,15 +63,13 @@ class TaskRegistry:
         """Return a task by name; raises with the closest name if unknown."""
         if name not in cls.names():
             raise unknown_name("task", name, cls.names())
-        if name in cls._entry_points:
-            cls._register_entry_point(name)
         return cls._entries[name]
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
         """Return all names, sorted."""
         cls._discover()
-        return tuple(sorted({*cls._entries, *cls._entry_points}))
+        return tuple(sorted(cls._entries))
 
     @classmethod
     def registered(cls) -> tuple[TaskSpec, ...]:
@@ -109,20 +97,6 @@ class TaskRegistry:
         for module in pkgutil.iter_modules(package.__path__):
             if module.name not in _TORCH_MODULES:
                 importlib.import_module(f"{package.__name__}.{module.name}")
-        cls._entry_points.update(_task_entry_points())
-
-    @classmethod
-    def _register_entry_point(cls, name: str) -> None:
-        """Load the entry point of an installed package and register its task."""
-        entry = cls._entry_points[name]
-        if name in cls._entries:
-            package = entry.dist.name if entry.dist is not None else entry.value
-            raise EsperError(
-                f"task {name!r} is built in, and package {package} provides another of that "
-                f"name: rename that one or uninstall the package"
-            )
-        cls.register(_load_entry_point(entry))
-        del cls._entry_points[name]
 
 
 def register_task(spec: TaskSpec) -> TaskSpec:
@@ -132,10 +106,10 @@ def register_task(spec: TaskSpec) -> TaskSpec:
 
 def get_task_spec(name: str) -> TaskSpec:
     """Return a task by name or by file (`path/to/file.py`, `path/to/file.py:name`)."""
-    return load_task_file(name) if is_file_reference(name) else TaskRegistry.get(name)
+    return _load_task_file(name) if is_file_reference(name) else TaskRegistry.get(name)
 
 
-def load_task_file(reference: str | Path) -> TaskSpec:
+def _load_task_file(reference: str | Path) -> TaskSpec:
     """Load a task from a file; raises if its name is that of a registered task.
 
     Registrations made by the file are undone, so it can be loaded repeatedly.
@@ -156,7 +130,7 @@ def task_names() -> tuple[str, ...]:
     return TaskRegistry.names()
 
 
-# ---- tasks of users: Python files, and entry points of packages ---------------------------------
+# ---- tasks of users: Python files ---------------------------------------------------------------
 
 
 def _read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]]) -> TaskSpec:
@@ -201,29 +175,3 @@ def _execute(path: Path) -> ModuleType:
         del sys.modules[module.__name__]
         raise
     return module
-
-
-def _task_entry_points() -> dict[str, EntryPoint]:
-    """Return the entry points of installed packages by name, not loaded."""
-    return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
-
-
-def _load_entry_point(entry: EntryPoint) -> TaskSpec:
-    """Load an entry point and return its task."""
-    package = entry.dist.name if entry.dist is not None else entry.value
-    with user_code(
-        f"task {entry.name!r} of package {package} fails", "update or uninstall it", passes=()
-    ):
-        found = entry.load()
-        spec = found() if callable(found) and not isinstance(found, TaskSpec) else found
-    if not isinstance(spec, TaskSpec):
-        raise EsperError(
-            f"task {entry.name!r} of package {package}: {entry.value} is not a TaskSpec but "
-            f"{type(spec).__name__}"
-        )
-    if spec.name != entry.name:
-        raise EsperError(
-            f"task {entry.name!r} of package {package} is named {spec.name!r}: use the same name "
-            f"for the entry point and the spec"
-        )
-    return spec

@@ -109,10 +109,6 @@ class RowTerms(abc.ABC):
         """Return the loss of the best constant prediction on targets `[N, ...]`."""
 
     @abc.abstractmethod
-    def majority(self, targets: Tensor) -> float:
-        """Return the best accuracy of a constant prediction."""
-
-    @abc.abstractmethod
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a target has no meaning for this loss."""
 
@@ -139,11 +135,6 @@ class RowTerms(abc.ABC):
             return right_RBP.mean(dim=2)
         number_R = counted.flatten(1).sum(dim=1).clamp(min=1)
         return right_RBP.sum(dim=2) * right.shape[1] / number_R[:, None]
-
-    def exact_match(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return `[R, B]`: 1 where all predictions of a sample are right."""
-        right, _ = self.correct(outputs, self.plain_targets(targets))
-        return right.reshape(*right.shape[:2], -1).all(dim=2).to(torch.float32)
 
     def _weights_on(self, values: Tensor) -> Tensor | None:
         """Return the class weights on the device and in the dtype of `values`."""
@@ -226,11 +217,6 @@ class ClassTerms(RowTerms):
         mass_K = weights_K * ((1 - self.smoothing) * count_K + smooth)
         losses_K = torch.special.xlogy(mass_K, mass_K / mass_K.sum())
         return float(-losses_K.sum() / (weights_K * count_K).sum())
-
-    def majority(self, targets: Tensor) -> float:
-        """Share of the largest class."""
-        count_K = self._counts(targets)
-        return float(count_K.max() / count_K.sum())
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if labels are not 0 to K - 1."""
@@ -329,12 +315,6 @@ class BinaryTerms(_PairedTerms):
         logits, answers = self.paired(outputs, targets)
         return (logits > 0) == (answers > 0.5), None
 
-    def majority(self, targets: Tensor) -> float:
-        """Accuracy of giving each question its more common answer."""
-        plain = self.plain_targets(targets)
-        share_D = plain.double().reshape(len(plain), -1).mean(dim=0)
-        return float(torch.maximum(share_D, 1 - share_D).mean())
-
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a target is not in 0..1."""
         targets = self.plain_targets(targets)
@@ -373,10 +353,6 @@ class NumberTerms(_PairedTerms):
     def correct(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Numbers are never simply right."""
         raise EsperError(f"loss {self.name!r} has no accuracy: its metric is 'explained'")
-
-    def majority(self, targets: Tensor) -> float:
-        """0: a constant explains nothing."""
-        return 0.0
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a number is not finite."""

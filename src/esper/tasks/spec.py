@@ -19,7 +19,7 @@ from typing import (
 )
 
 from esper.leyline.context import FIXED, ContextSpec
-from esper.leyline.errors import EsperError, shown, unknown_name
+from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.optim import OptimConfig
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
@@ -128,8 +128,6 @@ class TaskSpec:
     loss: str | Callable[..., Any] | None = None
     """Own loss: a name of `objectives.LOSSES`, "auto", or a function of (outputs, targets) of one
     network; None: cross-entropy. Outputs are then `num_classes` numbers."""
-    metric: str | Callable[..., Any] = "auto"
-    """Metric for an own loss: a name of `objectives.METRICS`, or a function, higher is better."""
 
     def __post_init__(self) -> None:
         self._check_callables()
@@ -151,11 +149,6 @@ class TaskSpec:
             raise EsperError(f"task {self.name}: name at least one slot and one blueprint")
         for slot in self.slots:
             parse_slot_id(slot)
-        if self.loss is None and self.metric != "auto":
-            raise EsperError(
-                f"task {self.name}: metric={shown(self.metric)} without a loss; give both, as in "
-                f"loss='cross_entropy'"
-            )
         if not 0 <= self.chance < 1:
             raise EsperError(f"task {self.name}: chance={self.chance}, must be from 0 to below 1")
 
@@ -220,7 +213,7 @@ class TaskSpec:
         targets = torch.from_numpy(data.train.labels)
         shape = self.output_shape(tuple(targets.shape[1:]))
         try:
-            objective = make_objective(self.loss, self.metric, targets=targets, output_shape=shape)
+            objective = make_objective(self.loss, targets=targets, output_shape=shape)
             for name in PARTS[1:]:
                 objective.check_targets(torch.from_numpy(getattr(data, name).labels), name)
         except EsperError as error:

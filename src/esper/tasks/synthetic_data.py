@@ -28,7 +28,7 @@ LIKELY: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class SyntheticTokens:
+class _SyntheticTokens:
     """Creates the data of a synthetic language task when called."""
 
     vocab: int
@@ -105,7 +105,7 @@ def with_synthetic_data(
             SyntheticImages(spec.num_classes, channels, 1, *sizes, seed, length)
         )
     elif spec.topology == "transformer" and len(spec.input_shape) == 1:
-        maker = SyntheticTokens(spec.num_classes, spec.input_shape[0], *sizes, seed)
+        maker = _SyntheticTokens(spec.num_classes, spec.input_shape[0], *sizes, seed)
     else:
         raise EsperError(
             f"task {spec.name}: no synthetic data for samples of {spec.input_shape} and a "

@@ -1,4 +1,4 @@
-"""Text reader: characters or bytes as tokens, in sequences of a fixed length.
+"""Text reader: characters as tokens, in sequences of a fixed length.
 
 Validation parts are whole blocks scattered over the text, and sequences never cross blocks, so no
 training token is validated on. The vocabulary is that of the training blocks; token 0 stands for
@@ -12,20 +12,18 @@ from __future__ import annotations
 import codecs
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import EsperError
 from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
 from esper.tasks.splits import sequences, split_blocks
 from esper.tasks.task_data import PARTS, TaskData, TaskPart
 
-Unit = Literal["characters", "bytes"]
 Codes = npt.NDArray[np.uint32]
 
-BYTES: Final = 256
 END: Final = "\x03"
 """Single character that replaces a longer end-of-text mark."""
 
@@ -40,10 +38,8 @@ class TextFiles:
     """File names of the training text; the first that exists is read."""
     test_files: tuple[str, ...] = ()
     """File names of the test text; if empty, the last `test_share` of the training text is used."""
-    vocab: int = BYTES
+    vocab: int = 256
     """Vocabulary size, including the token for all other characters."""
-    unit: Unit = "characters"
-    """Token unit: characters or raw bytes."""
     context: int = 64
     """T: sequence length."""
     validation: int = 512
@@ -60,13 +56,8 @@ class TextFiles:
     """End-of-text mark, replaced by one token; empty: none."""
 
     def __post_init__(self) -> None:
-        if self.unit not in get_args(Unit):
-            raise unknown_name("unit of text", self.unit, get_args(Unit))
-        if self.vocab < 2 or (self.unit == "bytes" and self.vocab != BYTES):
-            raise EsperError(
-                f"vocab={self.vocab}: for {self.unit} give "
-                f"{BYTES if self.unit == 'bytes' else '2 or more'}"
-            )
+        if self.vocab < 2:
+            raise EsperError(f"vocab={self.vocab}: must be 2 or more")
         if min(self.context, self.block, self.max_test, self.validation) < 1:
             raise EsperError(
                 f"context={self.context}, block={self.block}, max_test={self.max_test}, "
@@ -103,19 +94,15 @@ class TextFiles:
         test_L = test_L[: self.max_test * self.context + 1]
         texts = (blocks[2], blocks[0], blocks[1], test_L[None])
         parts = {
-            name: TaskPart(*sequences(_tokens(text, known, self.unit), self.context))
+            name: TaskPart(*sequences(_tokens(text, known), self.context))
             for name, text in zip(PARTS, texts, strict=True)
         }
         none = np.zeros(0, dtype=np.float32)
         return TaskData(**parts, mean=none, std=none)
 
     def _codes(self, path: Path) -> Codes:
-        """Read a file as code points or bytes."""
+        """Read a file as code points."""
         content = read_file(path, self.max_bytes, self.dataset, cut=True)
-        if self.unit == "bytes":
-            mark = self.end_mark.encode()
-            content = content.replace(mark, END.encode()) if mark else content
-            return np.frombuffer(content, dtype=np.uint8).astype(np.uint32)
         whole = len(content) < self.max_bytes
         try:
             text = codecs.getincrementaldecoder("utf-8")().decode(content, final=whole)
@@ -131,14 +118,12 @@ class TextFiles:
         return np.sort(codes[most])
 
 
-def _tokens(text: Codes, known: Codes, unit: Unit) -> npt.NDArray[Any]:
-    """Return token ids: bytes are kept, characters get 1 + their index in `known`, others 0.
+def _tokens(text: Codes, known: Codes) -> npt.NDArray[Any]:
+    """Return token ids: characters get 1 + their index in `known`, others 0.
 
     >>> known = np.array([97, 99], dtype=np.uint32)
-    >>> _tokens(np.array([97, 98, 99], dtype=np.uint32), known, "characters").tolist()
+    >>> _tokens(np.array([97, 98, 99], dtype=np.uint32), known).tolist()
     [1, 0, 2]
     """
-    if unit == "bytes":
-        return text
     place = np.minimum(np.searchsorted(known, text), len(known) - 1)
     return np.where(known[place] == text, place + 1, 0)

@@ -77,9 +77,9 @@ class UserFiles:
         """
         path = Path(reference)
         if path.suffix == ".npz":
-            return read_npz(path)
+            return _read_npz(path)
         if path.suffix == ".csv":
-            return read_csv_table(path) if as_table else read_csv(path)
+            return _read_csv_table(path) if as_table else _read_csv(path)
         if not is_reference(reference):
             raise EsperError(f"{reference}: give {DATA_FORMS}")
         found = self.find(reference)
@@ -121,7 +121,7 @@ def _execute(path: Path) -> ModuleType:
     return module
 
 
-def read_npz(path: Path) -> tuple[Any, Any]:
+def _read_npz(path: Path) -> tuple[Any, Any]:
     """Arrays `x` and `y` of a file."""
     import numpy as np
 
@@ -142,7 +142,7 @@ def read_npz(path: Path) -> tuple[Any, Any]:
         raise EsperError(f"{path} cannot be read as .npz ({line})") from error
 
 
-def read_csv(path: Path) -> tuple[Any, Any]:
+def _read_csv(path: Path) -> tuple[Any, Any]:
     """Numbers `[N, F]`, and the last column as labels: integers, numbers or words.
 
     A first row that holds no numbers is taken for names.
@@ -160,7 +160,7 @@ def read_csv(path: Path) -> tuple[Any, Any]:
     return x, _labels([row[-1].strip() for row in rows])
 
 
-def read_csv_table(path: Path) -> tuple[dict[str, Any], Any]:
+def _read_csv_table(path: Path) -> tuple[dict[str, Any], Any]:
     """Columns by name, of numbers or of text, and the last one as labels; empty cells are None."""
     import numpy as np
 

@@ -95,7 +95,7 @@ class SharedBatchIterator:
         self.member_ids = np.arange(members) if member_ids is None else np.asarray(member_ids)
         real = np.issubdtype(examples.dtype, np.floating)
         own = np.array(examples, dtype=np.float32 if real else examples.dtype)
-        self.placement = choose_placement(placement, own.nbytes, self.device)
+        self.placement = _choose_placement(placement, own.nbytes, self.device)
         self._data_device = self.device if self.placement == "device" else torch.device("cpu")
         """Device of examples and permutations."""
         self.examples = torch.from_numpy(own).to(self._data_device)
@@ -433,7 +433,7 @@ def _check_data(
         )
 
 
-def choose_placement(
+def _choose_placement(
     wanted: DataPlacement, size_bytes: int, device: torch.device
 ) -> Literal["device", "stream"]:
     """Resolve `auto`: on the device if the data fit in `DEVICE_SHARE` of its free memory."""

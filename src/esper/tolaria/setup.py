@@ -68,7 +68,7 @@ def default_val_batch_size(members: int, device: torch.device) -> int:
     return max(VAL_BATCH, min(MAX_VAL_BATCH, VAL_IMAGES // members))
 
 
-def input_dtype(population: Population, precision: Precision) -> torch.dtype:
+def _input_dtype(population: Population, precision: Precision) -> torch.dtype:
     """Dtype of train inputs: fp32 for user hosts, whose first layer may not support half."""
     host = type(population.network.host.template)
     ours = host.__module__.startswith("esper.kasmina.")
@@ -96,7 +96,7 @@ def make_train_iterator(
         data.std.tolist() or (1.0,),
         spec.augmentation,
         config.data_placement,
-        input_dtype(population, precision),
+        _input_dtype(population, precision),
         population.member_ids,
     )
 
@@ -127,7 +127,7 @@ def prepare_executor(
     spec.check_outputs(tuple(outputs.shape[2:]), tuple(target.shape[2:]))
     population.check_user_blueprints()
     assert population.choice is not None, "set by the first forward pass"
-    kernels = candidate_kernels(config, precision, x)
+    kernels = _candidate_kernels(config, precision, x)
     on_cpu = x.device.type == "cpu"
     if on_cpu or config.kernels != "auto" or population.choice.executor.name == "vmap":
         population.choice.executor.kernels = kernels[0]
@@ -159,7 +159,7 @@ def _has_large_images(population: Population, x: Tensor) -> bool:
     return any(x.shape[1] * math.prod(shape) >= LARGE_BATCH for shape in images)
 
 
-def candidate_kernels(
+def _candidate_kernels(
     config: EngineConfig, precision: Precision, x: Tensor
 ) -> tuple[KernelName, ...]:
     """Kernels to try with vmap, the preferred first: those asked for, or all that run here."""

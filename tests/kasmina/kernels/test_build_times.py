@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import build_times
+from build_times import KernelBuilds, count_builds
 from esper.device.triton_support import can_build_kernels
-from esper.kasmina.ops.kernels import build_times
-from esper.kasmina.ops.kernels.build_times import KernelBuilds, count_builds
 
 CUDA = torch.device("cuda")
 

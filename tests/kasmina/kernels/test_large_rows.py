@@ -162,9 +162,9 @@ def test_rows_are_taken_and_added():
     h = room(2, size)
     h[1, -100:] = torch.arange(1.0, 101.0)
     index, alpha = torch.tensor([1]), torch.tensor([0.5])
-    taken = rows.take_rows(h, index, room(1, size), alpha)
+    taken = rows._take_rows(h, index, room(1, size), alpha)
     assert torch.equal(taken[0, -100:], 0.5 * h[1, -100:])
-    rows.add_rows_(h, index, alpha, taken, scaled=True)
+    rows._add_rows_(h, index, alpha, taken, scaled=True)
     assert torch.equal(h[1, -100:], 1.25 * torch.arange(1.0, 101.0))
     assert not h[0, -100:].any()
 

@@ -12,7 +12,8 @@ from torch import nn
 from esper.kasmina.layers.initialisation import Initialiser
 from esper.kasmina.stacked.store import ParameterStore
 from esper.kasmina.training.optim import OptimConfig, StackedOptimizer, gradient_norm
-from esper.leyline import BlendStyle, stream_keys
+from esper.leyline import BlendStyle
+from esper.leyline.streams import stream_keys
 from kernel_support import DEVICE, choose_kernels, examples, require_kernels
 from support import batch, make_population
 

@@ -7,8 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.kasmina.blueprints.registry import BlueprintRegistry
+from esper.kasmina.blueprints.seed_places import misfit
 from esper.kasmina.tracing import planted_model, trace_model
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
+from esper.leyline import InjectionSpec
 from support import refused
 from user_models import CASES, GPT
 
@@ -81,3 +84,17 @@ def test_attention_over_all_positions_fits_hosts_that_are_not_causal_alone():
     names = ("attention", "full_attention")
     assert suitable_attention(names, causal=False) == ("full_attention",)
     assert suitable_attention(("attention",), causal=True) == ("attention",)
+
+
+def test_an_error_inside_a_hosts_own_answer_is_shown_and_not_taken_for_none():
+    class Wrong(nn.Module):
+        @property
+        def causal(self) -> bool:
+            return self.no_such_attribute
+
+    recipe = BlueprintRegistry.get("full_attention", "transformer")
+    spec = InjectionSpec("r0c0", WIDTH, 0, "after h")
+    line = refused(lambda: misfit(recipe, spec, None, Wrong()))
+    assert "Wrong.causal fails: AttributeError" in line
+    assert "no_such_attribute" in line
+    assert misfit(recipe, spec, None, nn.Module()) is not None, "without an answer: causal"

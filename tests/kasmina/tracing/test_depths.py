@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.layers.initialisation import build
-from esper.kasmina.tracing.depths import Depths, Stack, find_stacks
+from esper.kasmina.tracing.depths import Depths, _find_stacks, _Stack
 from support import refused
 
 IMAGES = torch.randn(4, 3, 8, 8)
@@ -82,25 +82,25 @@ def mlp(count: int = 2) -> nn.Module:
 
 def numbers(model: nn.Module) -> list[int]:
     """Blocks of every stack."""
-    return [stack.count for stack in find_stacks(model)]
+    return [stack.count for stack in _find_stacks(model)]
 
 
 def test_rows_of_equal_blocks_are_found_the_outermost_with_the_one_before_them():
-    assert find_stacks(resnet(3)) == (Stack("1", 0, 1, 3), Stack("2", 1, 1, 2, 1))
-    assert find_stacks(resnet(2)) == (Stack("1", 0, 1, 2), Stack("2", 1, 1, 1, 1))
-    assert find_stacks(GPT(4)) == (Stack("blocks", 0, 1, 4),)
-    assert find_stacks(encoder()) == (Stack("1.layers", 0, 1, 4),)
-    assert find_stacks(mlp(3)) == (Stack("", 1, 2, 3),), "an activation and its layer"
+    assert _find_stacks(resnet(3)) == (_Stack("1", 0, 1, 3), _Stack("2", 1, 1, 2, 1))
+    assert _find_stacks(resnet(2)) == (_Stack("1", 0, 1, 2), _Stack("2", 1, 1, 1, 1))
+    assert _find_stacks(GPT(4)) == (_Stack("blocks", 0, 1, 4),)
+    assert _find_stacks(encoder()) == (_Stack("1.layers", 0, 1, 4),)
+    assert _find_stacks(mlp(3)) == (_Stack("", 1, 2, 3),), "an activation and its layer"
 
 
 def test_what_is_no_row_of_blocks_is_left_alone():
     shared = nn.Linear(6, 6)
-    assert find_stacks(nn.Sequential(shared, shared, shared)) == ()
+    assert _find_stacks(nn.Sequential(shared, shared, shared)) == ()
     tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     tied[1].weight = tied[0].weight
-    assert find_stacks(tied) == ()
-    assert find_stacks(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))) == ()
-    assert find_stacks(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.ReLU())) == ()
+    assert _find_stacks(tied) == ()
+    assert _find_stacks(nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))) == ()
+    assert _find_stacks(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.ReLU())) == ()
 
 
 @pytest.mark.parametrize(

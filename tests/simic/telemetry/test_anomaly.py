@@ -12,24 +12,28 @@ from scipy.stats import spearmanr
 from esper.leyline import (
     ActionHead,
     BatchSummary,
-    EpisodeOutcome,
     EsperError,
     LayerGradientStats,
-    PPOUpdateMetrics,
     TelemetryConfig,
     TelemetryEventType,
     TelemetryLevel,
 )
-from esper.leyline.payloads import AnomalyDetected, AnomalyKind, AnomalyReport
+from esper.leyline.payloads import (
+    AnomalyDetected,
+    AnomalyKind,
+    AnomalyReport,
+    EpisodeOutcome,
+    PPOUpdateMetrics,
+)
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.telemetry.anomaly import (
     WORST_FIRST,
     AnomalyConfig,
     EscalationClock,
+    _rank_agreement,
     detect_anomalies,
     emit_anomaly_diagnostics,
     handle_telemetry_escalation,
-    rank_agreement,
 )
 from esper.simic.telemetry.round_totals import MaskStats
 from payload_support import build
@@ -302,19 +306,19 @@ reals = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=20)
 def test_rank_agreement_is_spearmans_in_deviations(left, random):
     right = left.copy()
     random.shuffle(right)
-    found = rank_agreement(left, right)
+    found = _rank_agreement(left, right)
     if len(set(left)) == 1:
         assert math.isnan(found)
         return
     expected = spearmanr(left, right).statistic * math.sqrt(len(left) - 1)
     assert found == pytest.approx(expected, abs=1e-9)
-    assert found == pytest.approx(rank_agreement(right, left))
-    assert rank_agreement([*left, NAN], [*right, 1.0]) == pytest.approx(found)
+    assert found == pytest.approx(_rank_agreement(right, left))
+    assert _rank_agreement([*left, NAN], [*right, 1.0]) == pytest.approx(found)
 
 
 def test_rank_agreement_of_nothing_is_none():
-    assert math.isnan(rank_agreement([], []))
-    assert math.isnan(rank_agreement([1.0], [2.0]))
+    assert math.isnan(_rank_agreement([], []))
+    assert math.isnan(_rank_agreement([1.0], [2.0]))
 
 
 # ---- the report -------------------------------------------------------------------------------

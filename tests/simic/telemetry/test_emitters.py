@@ -10,28 +10,28 @@ from torch import nn
 
 from engine_script import Script
 from esper.leyline import (
-    NO_SLOT,
     ActionHead,
     ActionMasks,
     ActionSpec,
     BatchSummary,
-    CheckpointLoaded,
     LayerGradientStats,
     LifecycleOp,
-    PhaseTime,
-    PPOUpdateMetrics,
     RewardComponentsTelemetry,
     SeedStage,
-    StepPhase,
     TelemetryConfig,
     TelemetryEvent,
     TelemetryEventType,
     TelemetryLevel,
 )
+from esper.leyline.actions import NO_SLOT
 from esper.leyline.payloads import (
+    CheckpointLoaded,
     EpisodeOutcome,
+    PhaseTime,
+    PPOUpdateMetrics,
     SeedGateEvaluated,
     SeedGerminated,
+    StepPhase,
 )
 from esper.leyline.signals import CounterfactualGap, PanicKind
 from esper.nissa import MemorySink, TelemetryHub

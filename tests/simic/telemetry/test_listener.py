@@ -22,17 +22,10 @@ from hypothesis import strategies as st
 from call_support import python_calls
 from engine_script import Script
 from esper.leyline import (
-    HEADS_BY_OP,
     ActionHead,
     EngineListener,
     LifecycleOp,
-    PhaseTime,
-    PPOUpdateMetrics,
-    RunStarted,
-    RunStatus,
-    SeedGateEvaluated,
     SeedStage,
-    StepPhase,
     StepRecord,
     TelemetryConfig,
     TelemetryEvent,
@@ -40,7 +33,15 @@ from esper.leyline import (
     TelemetryLevel,
     VetoReason,
 )
-from esper.leyline.actions import NO_SLOT, SLOT_OPS, ActionOutcome
+from esper.leyline.actions import HEADS_BY_OP, NO_SLOT, SLOT_OPS, ActionOutcome
+from esper.leyline.payloads import (
+    PhaseTime,
+    PPOUpdateMetrics,
+    RunStarted,
+    RunStatus,
+    SeedGateEvaluated,
+    StepPhase,
+)
 from esper.leyline.records import PlanRecord
 from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa import MemorySink, TelemetryHub

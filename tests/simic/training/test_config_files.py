@@ -21,7 +21,7 @@ from esper.simic.training.config import (
     TrainingConfig,
     preset,
 )
-from esper.simic.training.config_files import overlay, read_entries, resolve, setting_names
+from esper.simic.training.config_files import _setting_names, overlay, read_entries, resolve
 from support import refused
 
 
@@ -192,7 +192,7 @@ def test_every_setting_has_a_sentence():
             if is_dataclass(hint):
                 waiting.append(hint)
     assert len(set(seen)) > 40
-    assert {name.rpartition(".")[2] for name in setting_names(TrainingConfig)} == set(seen)
+    assert {name.rpartition(".")[2] for name in _setting_names(TrainingConfig)} == set(seen)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink
-from esper.simic.training.round_feed import record_figures
+from esper.simic.training.round_feed import _record_figures
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import tiny_config
@@ -132,7 +132,7 @@ def test_trackers_without_a_folder_or_a_library_are_refused_before_the_run(tmp_p
 
 def test_figures_are_numbers_with_names_that_every_tracker_takes(tmp_path):
     _, (record, *_) = train_ppo_vectorized(tiny_config(rounds=1), spec=SPEC)
-    for name, value in record_figures(record).items():
+    for name, value in _record_figures(record).items():
         assert name.replace("/", "").replace("_", "").isalnum()
         assert isinstance(value, int | float)
         assert math.isnan(value) or math.isfinite(value)

@@ -14,17 +14,24 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, Final, get_type_hints
 
-from esper import leyline
 from esper.karn.query.columns import Column, View, class_doc, field_docs, sql_type
 from esper.karn.views.setup import NO_SETUP, RunSetup
-from esper.leyline.actions import ActionHead, LifecycleOp
+from esper.leyline.actions import ActionHead, AlphaCurve, BlendStyle, LifecycleOp, VetoReason
 from esper.leyline.arrays import Codes
+from esper.leyline.payloads import PruneCause
+from esper.leyline.signals import CounterfactualGap, PanicKind
+from esper.leyline.stages import Gate, SeedStage
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa.columns import payload_columns
 
 _AXES: Final = {"S": "slot", "O": "op", "Z": "stage", "P": "part", "A": "head"}
 """Letter of a second axis -> its name."""
 _ROW_ENUMS: Final[dict[str, type[IntEnum]]] = {"O": LifecycleOp, "A": ActionHead}
+_CODES: Final[tuple[type[IntEnum], ...]] = (
+    LifecycleOp, VetoReason, BlendStyle, AlphaCurve, SeedStage, Gate, PruneCause,
+    CounterfactualGap, PanicKind,
+)  # fmt: skip
+"""Enums of columns of codes."""
 _PLACE: Final = (
     Column("event", "BIGINT", "Number of the event within its type, from 0; joins its rows."),
     Column("time", "DOUBLE", "Seconds since 1970."),
@@ -125,8 +132,7 @@ def _code_enum(doc: str) -> type[IntEnum]:
     """The enum that the sentence on a column of codes names."""
     match = re.search(r"`(\w+)`", doc)
     assert match is not None, doc
-    enum: type[IntEnum] = getattr(leyline, match[1])
-    return enum
+    return next(enum for enum in _CODES if enum.__name__ == match[1])
 
 
 def _case(sql: str, enum: type[IntEnum]) -> str:

@@ -38,7 +38,7 @@ def choose_executor(
         return ExecutorChoice(LoopExecutor(), "requested")
     if wanted == "sharded":
         return _choose_sharded(network, life, x)
-    problem = vmap_failure(network, life, x)
+    problem = _vmap_failure(network, life, x)
     if problem is None:
         return ExecutorChoice(VmapExecutor(), "the host passed the vmap trial")
     host = type(network.host.template).__name__
@@ -95,7 +95,7 @@ def seed_vmap_failure(network: StackedNetwork, slot: int, blueprint: int) -> str
     return None
 
 
-def vmap_failure(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | None:
+def _vmap_failure(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | None:
     """Run two rows of hosts without seeds with both executors; return why vmap fails, or None.
 
     Buffers, gradients and random generators are left unchanged.

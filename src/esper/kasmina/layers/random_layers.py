@@ -215,20 +215,8 @@ def _normal(draws: RowDraws, like: Tensor, mean: Any = 0.0, std: Any = 1.0) -> T
     return out
 
 
-def _log_normal(draws: RowDraws, like: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
-    return _normal(draws, like, mean, std).exp()
-
-
 def _exponential(draws: RowDraws, like: Tensor, rate: float = 1.0) -> Tensor:
     return _open_uniform(draws, like).log() / -rate
-
-
-def _cauchy(draws: RowDraws, like: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
-    return median + sigma * torch.tan(math.pi * (_open_uniform(draws, like) - 0.5))
-
-
-def _geometric(draws: RowDraws, like: Tensor, p: float) -> Tensor:
-    return (_open_uniform(draws, like).log() / math.log1p(-p)).ceil_()
 
 
 def _integers(draws: RowDraws, like: Tensor, low: int, high: int | None = None) -> Tensor:
@@ -357,10 +345,7 @@ OPERATIONS: Final[dict[Any, Callable[..., Any]]] = {
     _aten.normal.Tensor_float: _normal_around,
     _aten.normal.float_Tensor: _normal_around,
     _aten.normal.Tensor_Tensor: _normal_around,
-    _aten.log_normal_.default: _filling(_log_normal),
     _aten.exponential_.default: _filling(_exponential),
-    _aten.cauchy_.default: _filling(_cauchy),
-    _aten.geometric_.default: _filling(_geometric),
     _aten.randint.default: _factory(_integers, torch.int64),
     _aten.randint.low: _factory(_integers, torch.int64),
     _aten.randint_like.default: _like(_integers),
@@ -372,4 +357,4 @@ OPERATIONS: Final[dict[Any, Callable[..., Any]]] = {
     _aten.rrelu_with_noise_.default: _rrelu_,
 }
 """Operations that draw from the rows' streams. Not supported: multinomial, Poisson, binomial,
-gamma."""
+gamma, Cauchy, geometric, log-normal."""

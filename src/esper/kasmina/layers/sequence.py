@@ -16,7 +16,7 @@ ZERO = Draw("normal", 0.0)
 """Zero initialisation of an output projection: exactly no change initially."""
 
 
-def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal softmax attention on `[..., T, D]`.
 
     Under vmap plain matrix products: torch's fused attention has no batching rule on the CPU and
@@ -91,7 +91,7 @@ class CausalAttention(FullAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention on `[..., heads, T, D]`."""
-        return causal_attention(q, k, v)
+        return _causal_attention(q, k, v)
 
 
 class FeedForward(nn.Module):

@@ -36,7 +36,7 @@ NamedCall = Callable[[dict[str, Tensor], Tensor], Tensor]
 """(whole parameters by name, input) -> output."""
 
 
-class UnitLayout:
+class _UnitLayout:
     """Where the parameters of one unit stand in its flat parameter."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], ranks: int, first: int) -> None:
@@ -92,7 +92,7 @@ class ShardedStore(ParameterStore):
         """`groups`: names of the parameters of each unit; None: all of them are one unit."""
         self.shards = shards
         self._groups = groups
-        self.units: list[UnitLayout] = []
+        self.units: list[_UnitLayout] = []
         self._modules: dict[tuple[int, int], _Unit] = {}
         self._bound: dict[int, _BoundModule] = {}
         super().__init__(initialiser, members, device)
@@ -105,7 +105,7 @@ class ShardedStore(ParameterStore):
         for group in groups:
             shapes = {name: self.shapes[name] for name in group if name in self.shapes}
             if shapes:
-                self.units.append(UnitLayout(shapes, self.shards.size, first))
+                self.units.append(_UnitLayout(shapes, self.shards.size, first))
                 first += self.units[-1].shard
         return first
 
@@ -205,14 +205,14 @@ class ShardedStore(ParameterStore):
                 mine[unit.place] = self._shard_of(unit, self._flat(unit, named))
         return out
 
-    def _flat(self, unit: UnitLayout, named: Mapping[str, Tensor]) -> Tensor:
+    def _flat(self, unit: _UnitLayout, named: Mapping[str, Tensor]) -> Tensor:
         """Return a whole unit of the given values, padding included."""
         flat = torch.zeros(unit.shard * self.shards.size, device=self.device)
         for name, view in unit.named(flat).items():
             view.copy_(named[name])
         return flat
 
-    def _shard_of(self, unit: UnitLayout, flat: Tensor) -> Tensor:
+    def _shard_of(self, unit: _UnitLayout, flat: Tensor) -> Tensor:
         first = self.shards.rank * unit.shard
         return flat[first : first + unit.shard]
 

@@ -44,7 +44,7 @@ _Signature = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class _Stack:
     """A row of equal blocks."""
 
     path: str
@@ -61,7 +61,7 @@ class Stack:
     def at(self, depth: float) -> int:
         """Blocks at a multiple of the number there are; one of all is left, at least.
 
-        >>> Stack("blocks", 0, 1, 3).at(0.5), Stack("stage", 1, 1, 2, 1).at(2.0)
+        >>> _Stack("blocks", 0, 1, 3).at(0.5), _Stack("stage", 1, 1, 2, 1).at(2.0)
         (2, 5)
         """
         whole = math.floor(depth * (self.count + self.before) + 0.5)
@@ -73,9 +73,9 @@ class Stack:
         return self.first + self.count * self.period
 
 
-def find_stacks(model: nn.Module) -> tuple[Stack, ...]:
+def _find_stacks(model: nn.Module) -> tuple[_Stack, ...]:
     """Rows of two or more equal blocks, the outermost, and single ones of the same types."""
-    rows: dict[str, list[Stack]] = {}
+    rows: dict[str, list[_Stack]] = {}
     tied, inside = _tied(model), list[str]()
     for path, module in model.named_modules():
         listed = isinstance(module, nn.Sequential | nn.ModuleList)
@@ -101,10 +101,10 @@ def _children(model: nn.Module, path: str) -> list[nn.Module | None]:
     return list(model.get_submodule(path)._modules.values())
 
 
-def _rows(path: str, children: Sequence[nn.Module | None], tied: set[int]) -> list[Stack]:
+def _rows(path: str, children: Sequence[nn.Module | None], tied: set[int]) -> list[_Stack]:
     """Rows of equal blocks, from left to right."""
     signs = [_signature(child, tied) for child in children]
-    found, at = list[Stack](), 0
+    found, at = list[_Stack](), 0
     while at < len(signs):
         count, period = _repeats(signs, at)
         if count < 2:
@@ -112,7 +112,7 @@ def _rows(path: str, children: Sequence[nn.Module | None], tied: set[int]) -> li
             continue
         free = not found or found[-1].end < at
         same = period == 1 and at > 0 and type(children[at - 1]) is type(children[at])
-        found.append(Stack(path, at, period, count, int(free and same)))
+        found.append(_Stack(path, at, period, count, int(free and same)))
         at = found[-1].end
     return found
 
@@ -146,13 +146,13 @@ def _tied(model: nn.Module) -> set[int]:
 
 
 def _with_singles(
-    path: str, children: Sequence[nn.Module | None], rows: Sequence[Stack], kinds: set[type]
-) -> list[Stack]:
+    path: str, children: Sequence[nn.Module | None], rows: Sequence[_Stack], kinds: set[type]
+) -> list[_Stack]:
     """The rows of a container, and blocks that follow one of their type, as in [2, 2, 2, 2]."""
     taken = {index for one in rows for index in range(one.first - one.before, one.end)}
     pairs = itertools.pairwise(enumerate(children))
     singles = [
-        Stack(path, index, 1, 1, 1)
+        _Stack(path, index, 1, 1, 1)
         for (before, other), (index, child) in pairs
         if type(child) in kinds and type(other) is type(child) and not {before, index} & taken
     ]
@@ -170,7 +170,7 @@ class Depths:
             base = build(self._factory, 0, "model").cpu()
             self._name = type(base).__name__
             self._inputs = Inputs.of(base, example)
-            self.stacks = find_stacks(base)
+            self.stacks = _find_stacks(base)
 
     def at(self, depth: float) -> Model:
         """The model with a multiple of its blocks; raises if it cannot have another number.
@@ -188,13 +188,13 @@ class Depths:
             reason = found
         raise EsperError(f"{self._name} cannot have {depth:g} times its blocks: {reason}")
 
-    def _choices(self) -> list[tuple[Stack, ...]]:
+    def _choices(self) -> list[tuple[_Stack, ...]]:
         """Stacks to change together, tried in order: one that cannot change stops them all."""
         rows = tuple(one for one in self.stacks if one.count > 1)
         longest = tuple(sorted(rows, key=lambda one: -one.count)[:1])
         return [c for c, _ in itertools.groupby((self.stacks, rows, longest)) if c]
 
-    def _attempt(self, stacks: Sequence[Stack], depth: float) -> Model | str:
+    def _attempt(self, stacks: Sequence[_Stack], depth: float) -> Model | str:
         """The model with other numbers of blocks, if it runs and trains; else why not."""
 
         def deepened() -> nn.Module:
@@ -235,7 +235,7 @@ class Depths:
         return Scaling(self._model, self._example, self._output).at(1.0).factory
 
 
-def _place(name: str, stacks: Sequence[Stack]) -> tuple[str, ...]:
+def _place(name: str, stacks: Sequence[_Stack]) -> tuple[str, ...]:
     """A parameter's name without the index of its block."""
     for stack in stacks:
         prefix = f"{stack.path}." if stack.path else ""
@@ -245,7 +245,7 @@ def _place(name: str, stacks: Sequence[Stack]) -> tuple[str, ...]:
 
 
 def _restack(
-    model: nn.Module, stacks: Sequence[Stack], depth: float, fresh: Callable[[], nn.Module]
+    model: nn.Module, stacks: Sequence[_Stack], depth: float, fresh: Callable[[], nn.Module]
 ) -> nn.Module:
     """Change the numbers of blocks of a model; blocks that are added come from fresh ones."""
     donors = list[nn.Module]()
@@ -277,7 +277,7 @@ def _restack(
 _Children = list[tuple[str, nn.Module | None]]
 
 
-def _block(container: nn.Module, stack: Stack, number: int) -> _Children:
+def _block(container: nn.Module, stack: _Stack, number: int) -> _Children:
     first = stack.first + number * stack.period
     return list(container._modules.items())[first : first + stack.period]
 

@@ -80,7 +80,7 @@ class HookPlan:
         return self
 
 
-class HookedModule(nn.Module):
+class _HookedModule(nn.Module):
     """A module with a slot behind it, as a map from one tensor to one."""
 
     def __init__(self, module: nn.Module, in_tuple: bool, residual: bool) -> None:
@@ -142,7 +142,7 @@ class HookedHost(UserHost[HookPlan]):
         """The modules with a slot behind them, and the whole host."""
         places = zip(self.plan.places, self.plan.residual, strict=True)
         hooked = [
-            HookedModule(self.model.get_submodule(place.path), place.in_tuple, residual)
+            _HookedModule(self.model.get_submodule(place.path), place.in_tuple, residual)
             for place, residual in places
         ]
         return (*hooked, self)

@@ -14,7 +14,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from esper.kasmina.blueprints.registry import BlueprintRegistry
 from esper.kasmina.blueprints.seed_places import find_sources, misfit
-from esper.kasmina.layers.host_checks import as_host, enabled_slots, host_segments
+from esper.kasmina.layers.host_checks import (
+    as_host,
+    enabled_slots,
+    host_is_causal,
+    host_segments,
+)
 from esper.kasmina.layers.initialisation import build, check_not_scripted, check_parameters
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
@@ -452,7 +457,7 @@ def _fitting(trace: HostTrace) -> dict[str, tuple[str, ...]]:
     recipes = [BlueprintRegistry.get(name, trace.topology) for name in trace._candidates]
     specs = enabled_slots(host, trace.slots, len(host_segments(host)))
     made_from = find_sources(host, specs) if any(r.from_host for r in recipes) else {}
-    causal = all(getattr(host, "causal", True) for r in recipes if r.reads_ahead)
+    causal = all(host_is_causal(host) for r in recipes if r.reads_ahead)
     fitting = {}
     for slot, spec in enumerate(specs):
         fits = [r.name for r in recipes if misfit(r, spec, made_from.get(slot), host) is None]

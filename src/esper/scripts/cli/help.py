@@ -48,7 +48,6 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
         "op-prior",
     ),
     "reward": (),
-    "heuristic": (),
     "records": (
         "out", "runs", "run-name", "folder", "name", "checkpoint-every", "keep", "keep-members",
         "telemetry", "telemetry-dir", "quiet", "track",
@@ -60,7 +59,7 @@ USUAL: Final = {
     "task", "contexts", "rent", "blueprints", "rounds", "seed", "seeds", "preset", "config",
     "resume", "dry-run", "envs", "device", "profile", "learning-rate", "reward.mode",
     "out", "quiet", "track", "train", "test", "demo", "params",
-    "minutes", "heuristic.trigger",
+    "minutes",
 }  # fmt: skip
 """Settings that the short help describes."""
 FITS: Final = 24

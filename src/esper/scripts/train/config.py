@@ -35,8 +35,6 @@ from esper.simic.training.runs.policy_file import RunPolicy, newest_run, read_po
 from esper.simic.training.runs.resume_command import LEARNER
 from esper.simic.training.runs.task_source import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
-from esper.tamiyo.heuristic import HeuristicConfig
-from esper.tamiyo.heuristic_rules import changed_rules
 from esper.tamiyo.make_policy import (
     heuristic_config,
     make_policy,
@@ -115,8 +113,6 @@ class Train:
     """Episodes per member, each from a fresh host."""
     seed: int = 0
     """Seed of all random draws."""
-    heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
-    """Rules of the heuristic."""
     keep_members: int = KEEP_MEMBERS
     """Best members of all rounds to keep as networks, for esper export; 0: none."""
     data_dir: Path | None = None
@@ -127,7 +123,7 @@ class Train:
     """Write the numbers to this folder, over those of an earlier run; default: the run
     folder."""
     dry_run: bool = False
-    """Print the plan and an estimated time from a few timed steps; train and write nothing."""
+    """Check settings, task and data and print the plan; train and write nothing."""
 
     def check(self) -> TaskSpec:
         """Check the settings before anything is loaded; returns the task spec."""
@@ -137,12 +133,6 @@ class Train:
             raise EsperError(f"--keep-members {self.keep_members}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
         parsed = self.parsed
-        for name in changed_rules(self.heuristic):
-            if parsed.kind != "heuristic":
-                flag = name.replace("_", "-")
-                raise EsperError(
-                    f"--heuristic.{flag} has no meaning for {parsed.kind}: it is for heuristic"
-                )
         if self.population.rollout_steps is not None:
             raise EsperError(
                 f"--rollout-steps has no meaning for {parsed.kind}: it is for policies that learn"
@@ -166,20 +156,12 @@ class Train:
 
     def make_policy(self, spec: TaskSpec, reward: RewardProtocol | None) -> PolicyProtocol[Any]:
         """Create the policy for this task."""
-        return make_policy(
-            self.parsed,
-            spec,
-            seed=self.seed,
-            reward=reward,
-            rules=self.heuristic,
-        )
+        return make_policy(self.parsed, spec, seed=self.seed, reward=reward)
 
     def run_policy(self, spec: TaskSpec) -> RunPolicy:
         """The policy as its run folder records it."""
         parsed = self.parsed
-        rules = (
-            heuristic_config(parsed, spec, self.heuristic) if parsed.kind == "heuristic" else None
-        )
+        rules = heuristic_config(parsed, spec) if parsed.kind == "heuristic" else None
         return RunPolicy.of(parsed, rules)
 
     @property
@@ -281,15 +263,14 @@ def resume_folder(argv: Sequence[str], policy: str | None = None) -> Path | None
 def _last_session(policy: str, folder: Path) -> Train:
     """Defaults for resuming a run: the settings of its last session."""
     require_run(folder)
-    before, training = read_policy(folder), read_config(folder)
-    session = read_session_settings(folder)
+    read_policy(folder)  # raises if it is a run of the learner
+    training, session = read_config(folder), read_session_settings(folder)
     return Train(
         policy,
         task=training.task,
         population=training.population,
         rounds=training.rounds,
         seed=training.seed,
-        heuristic=replace(before.rules or HeuristicConfig(), table=None),
         keep_members=read_retention(folder).members,
         data_dir=session.data_place,
         recording=recording_of(session),

@@ -80,7 +80,7 @@ class TrainPPO:
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
     """Progress and telemetry; events go to the run folder by default."""
     dry_run: bool = False
-    """Print the plan and an estimated time from a few timed steps; train and write nothing."""
+    """Check settings, task and data and print the plan; train and write nothing."""
 
     def check(self) -> TaskSpec:
         """Check the settings before anything is loaded; returns the task spec."""

@@ -25,13 +25,13 @@ def report_path(config: Train, task: str, folder: Path | None = None) -> Path:
     """Path of the numbers; `folder`: report folder of the run, without --out."""
     if config.out is None and folder is not None:
         return folder / "train.json"
-    return (config.out or Path()) / f"train_{file_name_of(config.parsed)}_{task}.json"
+    return (config.out or Path()) / f"train_{_file_name_of(config.parsed)}_{task}.json"
 
 
-def file_name_of(policy: ParsedPolicy) -> str:
+def _file_name_of(policy: ParsedPolicy) -> str:
     """The policy as part of a file name, without special characters.
 
-    >>> file_name_of(ParsedPolicy("mine", "fixed:norm@3:r0c0,r0c1", "fixed"))
+    >>> _file_name_of(ParsedPolicy("mine", "fixed:norm@3:r0c0,r0c1", "fixed"))
     'fixed-norm-3-r0c0-r0c1'
     """
     text = printable(policy.text)
@@ -43,7 +43,7 @@ def file_name_of(policy: ParsedPolicy) -> str:
 
 def run_name_of(policy: ParsedPolicy) -> str:
     """The policy as a run name."""
-    name = file_name_of(policy)
+    name = _file_name_of(policy)
     if len(name) <= MAX_NAME_CHARS:
         return name
     tail = name[-9:]  # the checksum

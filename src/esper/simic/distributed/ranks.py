@@ -72,7 +72,7 @@ SINGLE_PROCESS: Final = Ranks()
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class _Moments:
     """Mean and spread of the values of all ranks."""
 
     mean: float
@@ -80,7 +80,7 @@ class Moments:
     deviation: float
 
 
-def moments(x: Doubles, ranks: Ranks) -> Moments:
+def moments(x: Doubles, ranks: Ranks) -> _Moments:
     """Moments of all values of all ranks; zeros if there is none."""
     mine = _local_moments(x)
     if ranks.size == 1:
@@ -92,10 +92,10 @@ def moments(x: Doubles, ranks: Ranks) -> Moments:
         return mine
     mean = float((count_R * mean_R).sum() / total)
     variance = float((count_R * (variance_R + (mean_R - mean) ** 2)).sum() / total)
-    return Moments(mean, variance, variance**0.5)
+    return _Moments(mean, variance, variance**0.5)
 
 
-def _local_moments(x: Doubles) -> Moments:
+def _local_moments(x: Doubles) -> _Moments:
     if not x.size:
-        return Moments(0.0, 0.0, 0.0)
-    return Moments(float(x.mean()), float(np.var(x)), float(x.std()))
+        return _Moments(0.0, 0.0, 0.0)
+    return _Moments(float(x.mean()), float(np.var(x)), float(x.std()))

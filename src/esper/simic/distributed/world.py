@@ -192,14 +192,14 @@ class World(Ranks):
 
     # ---- messages -------------------------------------------------------------------------------
 
-    def shared_count(self) -> SharedCount:
+    def shared_count(self) -> _SharedCount:
         """A number that all ranks share, at first 0; the n-th call of every rank is the same one.
 
         Unlike the other messages it waits for no rank.
         """
         assert self._store is not None  # `join_world` gives it
         self._counts += 1
-        return SharedCount(self._store, f"count-{self._counts}", self.rank)
+        return _SharedCount(self._store, f"count-{self._counts}", self.rank)
 
     def gather_arrays(self, arrays: Sequence[ArrayT]) -> list[ArrayT]:
         """Concatenate several arrays of all ranks, in one message; dtypes must be equal."""
@@ -269,7 +269,7 @@ class World(Ranks):
         return done
 
 
-class SharedCount:
+class _SharedCount:
     """A number of all ranks, in the store of the job."""
 
     def __init__(self, store: Store, name: str, rank: int) -> None:

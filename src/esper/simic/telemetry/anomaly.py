@@ -272,7 +272,7 @@ def _of_members(config: AnomalyConfig, outcome: EpisodeOutcome) -> Iterator[Anom
             first = int(np.flatnonzero(broken)[0])
             detail = f"{name} of {broken.sum()} members, first of member {first}, is not finite"
             yield _non_finite(int(broken.sum()), detail)
-    agreement = rank_agreement(outcome.episode_return_E, outcome.score_E)
+    agreement = _rank_agreement(outcome.episode_return_E, outcome.score_E)
     if agreement < -config.hacking_deviations:
         detail = "members with the worse scores were paid more in this round"
         yield _anomaly(_Kind.REWARD_HACKING, agreement, -config.hacking_deviations, detail)
@@ -281,8 +281,8 @@ def _of_members(config: AnomalyConfig, outcome: EpisodeOutcome) -> Iterator[Anom
 def _of_rounds(config: AnomalyConfig, rounds: Sequence[BatchSummary]) -> Iterator[AnomalyDetected]:
     """Trends over the rounds of the window."""
     time = np.arange(len(rounds))
-    paid = rank_agreement(time, [r.mean_reward for r in rounds])
-    reached = rank_agreement(time, [r.mean_score for r in rounds])
+    paid = _rank_agreement(time, [r.mean_reward for r in rounds])
+    reached = _rank_agreement(time, [r.mean_score for r in rounds])
     if paid > config.hacking_deviations and not reached > 0:
         detail = f"pay rose over the last {len(rounds)} rounds, the score did not"
         yield _anomaly(_Kind.REWARD_HACKING, paid, config.hacking_deviations, detail)
@@ -296,13 +296,13 @@ def _of_rounds(config: AnomalyConfig, rounds: Sequence[BatchSummary]) -> Iterato
         yield _anomaly(_Kind.PERFORMANCE_DEGRADATION, delta, -config.max_degradation, detail)
 
 
-def rank_agreement(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
+def _rank_agreement(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
     """Spearman's rank correlation as a z-score; NaN for constant values.
 
     Under independence it has mean 0 and standard deviation 1. Pairs that are not finite are
     ignored.
 
-    >>> round(rank_agreement([1, 2, 3, 4, 5], [10, 100, 1e3, 1e4, 1e5]), 6)
+    >>> round(_rank_agreement([1, 2, 3, 4, 5], [10, 100, 1e3, 1e4, 1e5]), 6)
     2.0
     """
     pairs = np.stack([np.asarray(left, np.float64), np.asarray(right, np.float64)])

@@ -474,7 +474,7 @@ def compute_grad_norm_surrogate(module_or_grads: nn.Module | Iterable[Tensor | N
     return float(together)  # SYNC: one number, on request; never in the step
 
 
-class LayerGradientHealth(TypedDict):
+class _LayerGradientHealth(TypedDict):
     """Summary of the gradients of all layers."""
 
     layers: int
@@ -493,14 +493,14 @@ class LayerGradientHealth(TypedDict):
 
 def aggregate_layer_gradient_health(
     layer_stats: Sequence[LayerGradientStats],
-) -> LayerGradientHealth:
+) -> _LayerGradientHealth:
     """Count dead, exploding and non-finite layers."""
     dead = [s.zero_fraction > DEAD_FRACTION for s in layer_stats]
     exploding = [s.large_fraction > EXPLODING_FRACTION for s in layer_stats]
     broken = [s.nan_count + s.inf_count > 0 for s in layer_stats]
     ill = sum(map(any, zip(dead, exploding, broken, strict=True)))
     norms = [s.grad_norm for s in layer_stats]
-    return LayerGradientHealth(
+    return _LayerGradientHealth(
         layers=len(layer_stats),
         dead_layers=sum(dead),
         exploding_layers=sum(exploding),

@@ -102,7 +102,7 @@ def _value(hint: Any, base: Any, data: object, where: object, dotted: str) -> ob
 
 def _unknown(name: str, section: str, where: object) -> UnknownNameError:
     """Error for an unknown setting, suggesting the closest name in this section or another."""
-    known = list(setting_names(TrainingConfig))
+    known = list(_setting_names(TrainingConfig))
     inside = [path for path in known if path.rpartition(".")[0] == section]
     place = f" in [{section}]" if section else ""
     for paths in (inside, known):
@@ -117,10 +117,10 @@ def _unknown(name: str, section: str, where: object) -> UnknownNameError:
     return UnknownNameError(f"config file {where}: unknown setting {shown(name)}{place}: {hint}")
 
 
-def setting_names(config: type, section: str = "") -> Iterator[str]:
+def _setting_names(config: type, section: str = "") -> Iterator[str]:
     """Yield all settings and sections as `section.name`; a section precedes its settings.
 
-    >>> [name for name in setting_names(TrainingConfig) if name.startswith("task.n")]
+    >>> [name for name in _setting_names(TrainingConfig) if name.startswith("task.n")]
     ['task.name']
     """
     hints = get_type_hints(config)
@@ -128,7 +128,7 @@ def setting_names(config: type, section: str = "") -> Iterator[str]:
         dotted = f"{section}.{field.name}" if section else field.name
         yield dotted
         if is_dataclass(hints[field.name]):
-            yield from setting_names(hints[field.name], dotted)
+            yield from _setting_names(hints[field.name], dotted)
 
 
 def resolve(

@@ -59,12 +59,12 @@ class RoundFeed:
         tracking = track_training(self._names, self._folder, self._config, len(history))
         self._tracking = self._stack.enter_context(tracking)
         for step, record in enumerate(history):
-            self._tracking.log(step, record_figures(record))
+            self._tracking.log(step, _record_figures(record))
 
     def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:
         """Pass the record on."""
         if self._tracking is not None:
-            self._tracking.log(len(trainer.history) - 1, record_figures(record))
+            self._tracking.log(len(trainer.history) - 1, _record_figures(record))
         if self._on_round is not None:
             with user_callback("on_round fails"):
                 self._on_round(record)
@@ -90,7 +90,7 @@ def track_training(
     return track_run(names, folder.path, folder.path.name, settings, rounds_done)
 
 
-def record_figures(record: RoundRecord) -> dict[str, float]:
+def _record_figures(record: RoundRecord) -> dict[str, float]:
     """Figures of a round of the learner."""
     chosen, whole_E = zip(LifecycleOp, record.chosen_O, strict=True), record.whole_E
     return {

@@ -100,7 +100,7 @@ def same_layout(grad: Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> Te
     return out.copy_(grad)
 
 
-def take_rows(
+def _take_rows(
     h: Tensor,
     index: Tensor,
     out: Tensor | None = None,
@@ -133,7 +133,7 @@ def _launch_take(
 
 
 @launched
-def add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: bool) -> None:
+def _add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: bool) -> None:
     """Add values (times alpha if `scaled`) to rows in place; entries with alpha 0 are skipped.
 
     A row may appear once in the index, or any number of times with alpha 0.
@@ -148,10 +148,10 @@ def add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: b
 def _add_groups(
     h: Tensor, places: tuple[Sequence[Tensor], ...], values: Sequence[Tensor], scaled: bool
 ) -> None:
-    """`add_rows_` for groups that have different rows, and so may overlap."""
+    """`_add_rows_` for groups that have different rows, and so may overlap."""
     with Branches(h.device, LANE) as branches:
         for index, alpha, own in zip(*places, values, strict=True):
-            branches.run(partial(add_rows_, h, index, alpha, own, scaled))
+            branches.run(partial(_add_rows_, h, index, alpha, own, scaled))
 
 
 class Gather(torch.autograd.Function):
@@ -166,7 +166,7 @@ class Gather(torch.autograd.Function):
         taken = [_like_rows(h, len(index)) for index in parts[0::2]]
         with Branches(h.device, LANE) as branches:
             for index, live, out in zip(*ctx.places, taken, strict=True):
-                branches.run(partial(take_rows, h, index, out, live=live))
+                branches.run(partial(_take_rows, h, index, out, live=live))
         return (h.view_as(h), *taken)
 
     @staticmethod
@@ -200,7 +200,7 @@ class _ScatterAdd(torch.autograd.Function):
         taken = [_like_rows(grad, len(index)) for index in ctx.places[0]]
         with Branches(grad.device, LANE) as branches:
             for index, alpha, out in zip(*ctx.places, taken, strict=True):
-                branches.run(partial(take_rows, grad, index, out, scale=alpha))
+                branches.run(partial(_take_rows, grad, index, out, scale=alpha))
         return (grad, None, *(value for out in taken for value in (None, None, out)))
 
 
@@ -219,7 +219,7 @@ class Join(torch.autograd.Function):
             out[: len(h)].copy_(h)
         else:
             out = whole.view_as(whole)
-        take_rows(h, index, out[len(h) :])
+        _take_rows(h, index, out[len(h) :])
         ctx.layout = h.stride(), h.dtype
         ctx.rows, ctx.index, ctx.detach = len(h), index, detach
         return out

@@ -1,4 +1,4 @@
-"""Timing of engine steps for benchmarks and plans.
+"""Timing of engine steps for benchmarks.
 
 Shape letters: E members, S slots.
 """
