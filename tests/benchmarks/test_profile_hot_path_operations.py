@@ -69,7 +69,7 @@ def test_small_profile_prints_and_writes_every_operation(
     assert 0 < sum(op["share"] for op in heavy) <= 1
     (writing,) = record["batch_writing"]  # on a CPU nothing is streamed
     assert writing["placement"] == "device"
-    assert min(writing["alone_us"], writing["write_us"], writing["train_us"]) > 0
+    assert min(writing["isolated_us"], writing["write_us"], writing["train_us"]) > 0
     assert 0 < writing["share"] < 1
     assert "written, data placement device" in printed
 
