@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esper.growing.moves import BATCH_LIMITS, DECAY_LIMITS, DECAY_STEP, RATE_LIMITS, Space
 from search_support import RATES, RECIPE
@@ -96,3 +98,29 @@ def test_a_random_recipe_may_be_any_of_them():
     drawn = {(one.lr, one.augment, one.label_smoothing)
              for one in (FREE.random(generator) for _ in range(400))}  # fmt: skip
     assert len(drawn) == len(RATES) * len(LEVELS) * 2
+
+
+def test_what_the_user_has_settled_is_not_changed_and_the_rest_is():
+    generator = np.random.default_rng(0)
+    fixed = Space(RECIPE, RATES, more_rates=False)
+    assert {fixed.near(RECIPE, generator).lr for _ in range(50)} == set(RATES) - {RECIPE.lr}
+    assert Space(RECIPE, (RECIPE.lr,), more_rates=False).near(RECIPE, generator) is None
+    recipe = replace(RECIPE, weight_decay=0.01)
+    free = Space(recipe, RATES, augments=LEVELS[:3], smoothings=(0.0, 0.1), decays=True,
+                 batch_sizes=True)  # fmt: skip
+    near = [free.near(recipe, generator) for _ in range(200)]
+    for name in ("lr", "augment", "label_smoothing", "weight_decay", "batch_size"):
+        assert {getattr(one, name) for one in near} > {getattr(recipe, name)}, name
+    kept = ("lr", "augment", "label_smoothing", "weight_decay", "batch_size")
+    assert {sum(getattr(one, n) != getattr(recipe, n) for n in kept) for one in near} == {1}
+    assert {one.batches * one.batch_size for one in near} == {recipe.batches * recipe.batch_size}
+
+
+@given(size=st.integers(1, 1024), length=st.integers(1, 20_000))
+def test_a_length_is_the_same_for_every_batch_size(size, length):
+    space = Space(RECIPE, RATES)
+    made = space.lasting(replace(RECIPE, batch_size=size), length)
+    assert made.batches >= 1
+    whole = size / RECIPE.batch_size
+    assert abs(space.length(made) - length) <= max(0.5 * whole, whole * (made.batches == 1))
+    assert space.lasts(space.lasting(RECIPE, length), length)
