@@ -433,4 +433,8 @@ def test_the_rate_rises_then_falls_to_0():
     assert all(a < b for a, b in pairwise(rates[: top + 1]))
     assert all(a > b for a, b in pairwise(rates[top:]))
     assert rates[-1] < 1e-3 * 0.3
-    assert 0 < Recipe("sgd", 0.3, 0.0, 0.0, 8, 1).rate(0) <= 0.3
+    for batches in (1, 2, 5):
+        short = Recipe("sgd", 0.3, 0.0, 0.0, 8, batches)
+        assert short.rate(0) == 0.15, "a warm-up of one batch, at least"
+    turns = [0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)]
+    assert [short.rate(batch) / 0.3 for batch in range(1, 5)] == pytest.approx(turns)
