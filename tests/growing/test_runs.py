@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from captured_support import make_task, table_data
+from esper.device.rng import forked_rng
 from esper.growing.data import read_data
 from esper.growing.networks import Variant
 from esper.growing.problem import make_problem
@@ -208,6 +209,36 @@ def test_a_loss_that_is_not_finite_ends_a_run_where_it_was_seen():
     found = program.outcome(HOW)
     assert (found.finite, found.trained) == (False, 6)
     assert math.isnan(found.score)
+
+
+def test_what_a_network_draws_depends_on_seed_and_batch_alone():
+    """From the generators of torch, Python and numpy."""
+    task = make_task(table_data(64))
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            drawn.append((float(torch.rand(1)), random.random(), np.random.rand()))
+            return super().forward(x)
+
+    def draws(seed: int, noise: int) -> list[tuple[float, ...]]:
+        drawn.clear()
+        recipe = Recipe("sgd", 0.01, 0.0, 1.0, 16, 6)
+        program = Program(Job(0, lambda: Noting(8, 3), recipe, seed), task)
+        for _ in range(6):
+            torch.manual_seed(noise)  # others draw in between
+            random.seed(noise)
+            np.random.seed(noise)
+            program.step_eager()
+        return list(drawn)
+
+    drawn: list[tuple[float, ...]] = []
+    with forked_rng(0, CPU):
+        first = draws(3, 1)
+        assert draws(3, 2) == first
+        other = draws(4, 1)
+    for numbers in (*zip(*first, strict=True), *zip(*other, strict=True)):
+        assert len(set(numbers)) == 6, "anew in every batch"
+    assert not {one for some in first for one in some} & {one for some in other for one in some}
 
 
 def test_another_seed_or_recipe_gives_other_weights(alone):
