@@ -117,6 +117,7 @@ def test_a_run_with_augmentation_is_the_same_captured_and_differs_from_one_witho
         while not program.done:
             program.run_eager()
         assert digest(captured[job.number]) == digest(program.outcome(program.how("eager")))
+        assert captured[job.number].how.trainer == "captured"
     plain = [make_job(net, 0, tmp_path, batches=12, augment=name) for name in ("none", "flip")]
     one, other = (digest(train_all(EagerTrainer(task), [job])[0]) for job in plain)
     assert one != other
@@ -163,9 +164,7 @@ def test_a_window_of_a_quarter_of_each_side_is_blank():
     many = Augmentation("cutout", 0, CPU)(x[:1].expand(3000, -1, -1, -1), 3)[:, 0] == 0
     corners = Counter((*one.nonzero()[0].tolist(), *one.nonzero()[-1].tolist()) for one in many)
     assert len(corners) > 300, "16 x 24 places for its middle"
-    assert 0.5 < many[:, 0].any(1).sum() / many[:, -1].any(1).sum() < 2, (
-        "cut off on all sides"
-    )
+    assert 0.5 < many[:, 0].any(1).sum() / many[:, -1].any(1).sum() < 2, "cut off on all sides"
     assert 0.5 < many[:, :, 0].any(1).sum() / many[:, :, -1].any(1).sum() < 2
 
 
