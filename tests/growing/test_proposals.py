@@ -215,3 +215,10 @@ def test_only_sound_runs_from_their_own_start_fill_the_time_and_none_twice():
     assert said(found) == [(3, 60), (5, 60)], "60 of twice the size are as long as 120"
     assert made.filling(Table(rows), lambda one: 70, 5)[1:] == [], "the usual size ran so long"
     assert said(made.filling(Table(rows), lambda one: 60, 1)) == [(3, 60)]
+
+
+def test_where_short_runs_are_too_dear_for_their_share_the_next_rung_is_one_of_full_runs():
+    made = ladder(FakeNetworks((100,)))
+    table = Table((replace(made.sized(made.first()), status="finished", trained=FULL, score=0.5),))
+    rows, _ = made.next_rung(table, 0.5, lambda one: one.recipe.batches / (2 * FULL))
+    assert [(one.number, one.rung, one.recipe.batches) for one in rows] == [(1, 1, FULL)]
