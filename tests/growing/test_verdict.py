@@ -154,13 +154,14 @@ def test_what_was_tried_is_read_from_the_runs():
             replace(first, number=4, trained=25, score=math.nan, diverged=True),
             replace(first, number=5, trained=0, status="planned"),
             replace(first, number=6, params=600, macs=2000),
+            replace(first, number=7, trained=25, score=math.nan),
         ],
         0,
         cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget(macs=1e3))),
         complete=True,
     )
     assert found == Tried(
-        networks=6, in_full=3, host_in_full=True, diverged=1, sizes=(50, 80), rates=(0.01, 0.03),
+        networks=7, in_full=3, host_in_full=True, diverged=2, sizes=(50, 80), rates=(0.01, 0.03),
         cap=None, batches=100, wanted_batches=100, complete=True,
     )  # fmt: skip
 
