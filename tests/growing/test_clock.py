@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from esper.growing.clock import MARGIN, MAX_FASTER, NARROWEST, RESERVE, RESERVED, SPARE, Clock
+from esper.growing.clock import (
+    AUGMENTED,
+    MARGIN,
+    MAX_FASTER,
+    NARROWEST,
+    RESERVE,
+    RESERVED,
+    SPARE,
+    Clock,
+)
 from esper.growing.runs import Row
 from esper.growing.trainers.job import Outcome
 from search_support import HOW, RECIPE, row
@@ -214,3 +223,16 @@ def test_a_run_by_itself_is_slower_than_its_share_but_never_faster():
     assert not made.fits(wide), "though its share would"
     made.learn_speed(planned(), 0.08)
     assert made.predict(wide) == made.share(wide)
+
+
+def test_augmentation_takes_a_tenth_more_until_it_is_timed():
+    made, _ = clock()
+    made.learn_speed(planned(), 0.02)
+    shift, flip = (replace(planned(), recipe=replace(RECIPE, augment=name))
+                   for name in ("shift", "flip"))  # fmt: skip
+    assert made.batch_seconds(shift) == pytest.approx(AUGMENTED * 0.02)
+    made.learn_speed(shift, 0.03)
+    assert (made.batch_seconds(planned()), made.batch_seconds(shift)) == (0.02, 0.03)
+    assert made.batch_seconds(flip) == pytest.approx(AUGMENTED * 0.03), "than the slowest of them"
+    made.learn_speed(planned(variant=1, cost=1.0), 0.01)
+    assert made.batch_seconds(flip) == pytest.approx(AUGMENTED * 0.03), "of its own network"

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from esper.growing.budget import Budget
-from esper.growing.ladder import MAX_REFUSED, MAX_RUNS, MIN_BATCHES, RESTARTS
+from esper.growing.ladder import (
+    AUGMENTED_EPOCHS,
+    MAX_REFUSED,
+    MAX_RUNS,
+    MIN_BATCHES,
+    MIN_LONGER,
+    RESTARTS,
+)
 from esper.growing.runs import Row, Table
 from search_support import RECIPE, FakeNetworks, ladder, row
 
@@ -222,3 +229,88 @@ def test_where_short_runs_are_too_dear_for_their_share_the_next_rung_is_one_of_f
     table = Table((replace(made.sized(made.first()), status="finished", trained=FULL, score=0.5),))
     rows, _ = made.next_rung(table, 0.5, lambda one: one.recipe.batches / (2 * FULL))
     assert [(one.number, one.rung, one.recipe.batches) for one in rows] == [(1, 1, FULL)]
+
+
+# ---- under a limit on time -----------------------------------------------------------------------
+
+
+TIMED = {"timed": True}
+GAINED = (run(0, 0.5), run(1, 0.7, FULL, variant=3), run(2, 0.6, variant=3))
+"""The widest network has gained from length; the model was trained for a third of a full run."""
+
+
+def finale(made, rows, batches: int = 400, count: int = 2) -> list[Row]:
+    return made.finale(Table(tuple(rows)), lambda one: batches, count)
+
+
+def test_the_first_run_is_short_where_time_is_limited_and_others_need_a_third():
+    for settings, first, least in (({}, FULL, FULL), (TIMED, FULL // 9, SHORT)):
+        made = ladder(**settings)
+        assert made.first().recipe == replace(RECIPE, batches=first)
+        assert made.least_run() == made.sized(replace(made.first(), recipe=replace(RECIPE,
+                                              batches=least)))  # fmt: skip
+    assert ladder(policy="random", **TIMED).first().recipe == RECIPE
+    short = row(1, recipe=replace(RECIPE, batches=FULL // 9))
+    chosen = ladder(**TIMED)._affordable
+    assert chosen(iter([short]), lambda _: 0.2, 1.0, 1.0) == [short], "0.6 for a third"
+    assert chosen(iter([short]), lambda _: 0.25, 1.0, 1.0) == []
+
+
+def test_a_full_run_is_one_of_the_best_network_near_the_cap():
+    made = ladder(FakeNetworks(budget=Budget(params=400)))
+    small, large, best = run(0, 0.9, variant=1), run(1, 0.5, variant=3), run(2, 0.6, variant=2)
+    assert said([made.in_full(Table((small, large, best)))]) == [(2, FULL)]
+    assert said([made.in_full(Table((small,)))]) == [(0, FULL)], "all are far below it"
+    assert made.in_full(Table(())).recipe == RECIPE
+    assert made.in_full(Table((large,))).cost == 4.0
+
+
+def test_the_finale_is_what_has_gained_from_length_for_the_rest_of_the_time():
+    made = ladder(**TIMED)
+    found = finale(made, GAINED)
+    assert said(found) == [(1, 400), (1, 400)], "and once more from other weights"
+    assert [one.seed == 0 for one in found] == [True, False]
+    assert [(one.number, one.rung, one.cost) for one in found] == [(3, 3, 4.0), (4, 3, 4.0)]
+    assert said(finale(made, GAINED, count=1)) == [(1, 400)]
+    assert said(finale(made, GAINED, 10**6, 1)) == [(1, 9 * FULL)], "no longer than is allowed"
+    least = math.ceil(MIN_LONGER * FULL)
+    assert said(finale(made, GAINED, least, 1)) == [(1, least)]
+    assert finale(made, GAINED, least - 1) == [], "not much longer than before"
+    flat = [replace(one, score=0.7) for one in GAINED]
+    assert finale(made, flat) == finale(made, []) == []
+    large = replace(RECIPE, batch_size=2 * RECIPE.batch_size, batches=FULL // 2)
+    twice = [GAINED[0], replace(GAINED[1], recipe=large), GAINED[2]]
+    assert said(finale(made, twice, 100, 1)) == [(1, 100)], "as long as 200 of the usual size"
+
+
+def test_the_finale_is_one_of_networks_near_the_cap():
+    made = ladder(FakeNetworks(budget=Budget(params=400)), **TIMED)
+    small = run(3, 0.9, FULL, variant=1), run(4, 0.5, variant=1)
+    assert said(finale(made, [*GAINED, *small], count=1)) == [(1, 400)]
+
+
+def test_in_long_runs_weaker_augmentation_comes_first_where_none_was_tried():
+    names = ("none", "shift", "flip+shift", "flip+shift+cutout")
+
+    def tried(rows, batches: int = 400, epoch: float = 10.0) -> list[str]:
+        made = ladder(space={"augments": names, "epoch": epoch}, **TIMED)
+        return [one.recipe.augment for one in finale(made, rows, batches, 4)]
+
+    assert tried(GAINED) == ["shift", "flip+shift", "none", "none"], "one for every process"
+    exactly = 400 / AUGMENTED_EPOCHS
+    assert tried(GAINED, epoch=exactly) == ["shift", "flip+shift", "none", "none"]
+    assert tried(GAINED, epoch=1.01 * exactly) == ["none", "shift", "none"], "too few epochs"
+    other = run(3, 0.2, FULL, variant=3)
+    other = replace(other, recipe=replace(other.recipe, augment="shift"))
+    assert tried([*GAINED, other]) == ["none", "shift", "flip+shift", "none"], "as they gain"
+
+
+def test_the_model_is_trained_for_a_third_of_a_full_run_and_the_last_run_gives_it_the_time():
+    made = ladder(**TIMED)
+    short = run(0, 0.5, FULL // 9), run(3, 0.4, FULL // 9, lr=0.03)
+    rows = [*short, *GAINED[1:]]
+    found = finale(made, rows)
+    assert said(found) == [(1, 400), (1, 400 - SHORT // 4), (0, SHORT)]
+    assert found[-1].origin == "given"
+    cut = replace(short[0], status="cut")
+    assert said(finale(made, [cut, *GAINED[1:]])) == [(1, 400), (1, 400)], "nothing is known of it"

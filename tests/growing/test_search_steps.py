@@ -15,7 +15,9 @@ from esper.growing.budget import Budget
 from esper.growing.clock import MARGIN, RESERVE, RESERVED, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import (
+    FEW,
     FILLED,
+    MAX_FINALE,
     MAX_LEAST,
     MAX_REFUSED,
     Search,
@@ -210,10 +212,10 @@ def test_a_rung_waits_for_its_last_run_at_the_speed_of_that_run(tmp_path):
 
 
 def test_runs_beside_the_longest_end_before_it_and_in_time(tmp_path):
-    made = Timed(tmp_path, row(0), planned(1, 300))
-    search, drawn = made.search, list[int]()
+    made, drawn = Timed(tmp_path), list[int]()
+    search = made.search
 
-    def meanwhile(lengths: list[int]) -> list[int]:
+    def meanwhile(lengths: list[int], longest: int = FULL) -> list[int]:
         def rows(table: Table):
             for batches in lengths:
                 drawn.append(batches)
@@ -221,18 +223,59 @@ def test_runs_beside_the_longest_end_before_it_and_in_time(tmp_path):
 
         drawn.clear()
         search.ladder.meanwhile = rows  # type: ignore[method-assign]
-        search.table, search._begun = Table((row(0), planned(1, 300))), {1: (0.0, 0)}
+        search.table, search._begun = Table((row(0), planned(1, longest))), {1: (0.0, 0)}
         return [one.recipe.batches for one in search._meanwhile()]
 
-    assert meanwhile([50, 400, 300, 301, 20]) == [50, 300, 20]
+    assert meanwhile([50, 400, FULL, FULL + 1, 20]) == [50, FULL, 20]
     assert [one.number for one in search.table.rows] == [0, 1, 2, 3, 4]
     assert meanwhile([400] * 9) == []
     assert len(drawn) == MAX_REFUSED
+    assert meanwhile([50], longest=FULL + 1) == [], "the finale has the device for itself"
     made.clock.start(planned(7, 1100))
     assert meanwhile([50]) == [], "it would not end in time"
     made.clock.end_rung(0.0)
     search._ranks = SimpleNamespace(size=2)  # type: ignore[assignment]
     assert meanwhile([50]) == [], "ranks have no clock in common"
+
+
+# ---- the finale ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rung", "left", "settings", "due"),
+    [
+        (0, 98.0, {}, False),  # a full run takes 10.8 s: there is time for many
+        (0, 10.8 / FEW + 1.0, {}, False),
+        (0, 10.8 / FEW - 1.0, {}, True),
+        (1, 98.0, {}, False),
+        (2, 98.0, {}, True),  # a full rung has ended
+        (2, 98.0, {"policy": "random"}, False),
+        (2, 98.0, {"timed": False}, False),
+    ],
+)
+def test_the_finale_comes_after_a_full_rung_or_where_there_is_no_time_for_many(
+    tmp_path, rung, left, settings, due
+):
+    made = Timed(tmp_path, row(0, rung=rung), parallel=1, **settings)
+    made.now, asked = USABLE - left, list[tuple[int, int]]()
+
+    def finale(table: Table, batches: Any, count: int) -> list[Row]:
+        asked.append((batches(row(0)), count))
+        return [planned(1, 500)]
+
+    made.search.ladder.finale = finale  # type: ignore[method-assign]
+    assert made.search._finale() == [planned(1, 500)] * due
+    assert asked == [(int(MARGIN * made.clock.left / 0.1), 1)] * due
+    if due:
+        assert made.search._propose() == [planned(1, 500)], "and nothing else"
+
+
+@pytest.mark.parametrize(("parallel", "count"), [(1, 1), (3, 3), (9, MAX_FINALE)])
+def test_the_finale_has_a_run_for_every_process(tmp_path, parallel, count):
+    made, asked = Timed(tmp_path, row(0, rung=2), parallel=parallel), list[int]()
+    made.search.ladder.finale = lambda *given: asked.append(given[2]) or []  # type: ignore[method-assign]
+    made.search._finale()
+    assert asked == [count]
 
 
 # ---- training ------------------------------------------------------------------------------------
