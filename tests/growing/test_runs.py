@@ -211,6 +211,23 @@ def test_a_loss_that_is_not_finite_ends_a_run_where_it_was_seen():
     assert math.isnan(found.score)
 
 
+@pytest.mark.parametrize("size", [1000, 7])
+def test_a_network_is_judged_in_eval_mode_on_the_whole_part(monkeypatch, size):
+    """In batches of any size; the modes of its parts stay as they were."""
+    monkeypatch.setattr("esper.growing.trainers.task.VAL_BATCH", size)
+    task = make_task(table_data(64))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    network.train()[2].eval()
+    score, loss, finite = task.judge(network)
+    assert [part.training for part in network] == [True, True, False, True]
+    with torch.no_grad():
+        outputs = network.eval()(task.val.values[0])
+    assert loss == pytest.approx(float(F.cross_entropy(outputs, task.val.targets)), rel=1e-5)
+    assert score == pytest.approx(float((outputs.argmax(1) == task.val.targets).float().mean()))
+    assert finite
+
+
 def test_what_a_network_draws_depends_on_seed_and_batch_alone():
     """From the generators of torch, Python and numpy."""
     task = make_task(table_data(64))
