@@ -224,6 +224,14 @@ def test_only_sound_runs_from_their_own_start_fill_the_time_and_none_twice():
     assert said(made.filling(Table(rows), lambda one: 60, 1)) == [(3, 60)]
 
 
+@pytest.mark.parametrize(("least", "count"), [(1, 1), (3, 3), (9, 5)])
+def test_a_rung_has_a_run_for_every_process_as_far_as_the_budget_goes(least, count):
+    """Each costs a fifth of what is left, more than half of the rung's share of it."""
+    short = Table((run(0, 0.5), run(1, 0.6, variant=3)))
+    rows, _ = ladder().next_rung(short, 1.0, lambda one: 0.2, least)
+    assert [one.rung for one in rows] == [2] * count
+
+
 def test_where_short_runs_are_too_dear_for_their_share_the_next_rung_is_one_of_full_runs():
     made = ladder(FakeNetworks((100,)))
     table = Table((replace(made.sized(made.first()), status="finished", trained=FULL, score=0.5),))
