@@ -419,6 +419,7 @@ def test_runs_beside_the_longest_one_are_new_ones_of_the_same_rung():
     assert not {one.key for one in more} & {one.key for one in few.rows}
     assert all(few.rows[one.parent].rung < 2 for one in more), "the rung itself tells nothing yet"
     first = Table((made.sized(made.first()),))
+    assert {one.rung for one in made.meanwhile(first)} == {0}
     lengths = [one.recipe.batches for one in made.meanwhile(first)]
     assert lengths == sorted(lengths), "short ones first"
     assert set(lengths) == {RECIPE.batches // 9, RECIPE.batches // 3}
