@@ -96,6 +96,8 @@ def test_what_a_cap_below_the_model_costs_is_said():
         "your model (95 % -3.0 to -1.0, n = 100)"
     )
     assert "level with your model" in verdict(replace(small, difference=RIGHT.difference))
+    better = verdict(replace(small, difference=Difference(0.02, 0.01, 0.03, 100)))
+    assert "better than your model by 2.0 points" in better
 
 
 def test_points_are_for_shares_alone_and_lower_may_be_better():

@@ -147,6 +147,13 @@ def test_a_deeper_network_is_as_wide_as_there_is_time_for():
     assert max(deep) == 2 * params(7), "1.2 times 130 parameters, at twice the depth"
 
 
+@pytest.mark.parametrize(("cap", "found"), [(None, False), (60, True)])
+def test_a_model_without_places_has_other_widths_only_if_it_has_to(cap, found):
+    networks = FakeNetworks(Budget(params=cap))
+    networks.base.bare = ()
+    assert bool(spread_variants(cast(Networks, networks), 10.0)) == found
+
+
 class Stepped(FakeNetworks):
     """Networks of a model that can be made at a few widths alone."""
 
