@@ -224,6 +224,11 @@ def test_only_sound_runs_from_their_own_start_fill_the_time_and_none_twice():
     assert said(made.filling(Table(rows), lambda one: 60, 1)) == [(3, 60)]
 
 
+def test_widths_near_that_of_the_model_come_before_others():
+    made = ladder(FakeNetworks((100, 25, 200, 400, 60)), rates=(0.01,))
+    assert [made.sized(one).params for one in made._widths(0)] == [400, 100, 60, 200, 25]
+
+
 @pytest.mark.parametrize(("least", "count"), [(1, 1), (3, 3), (9, 5)])
 def test_a_rung_has_a_run_for_every_process_as_far_as_the_budget_goes(least, count):
     """Each costs a fifth of what is left, more than half of the rung's share of it."""

@@ -298,6 +298,14 @@ def test_long_runs_start_first_and_a_rung_has_taken_its_own_time(tmp_path):
     assert rungs == [pytest.approx(9.0)]
 
 
+def test_after_ctrl_c_nobody_is_given_a_job(tmp_path):
+    made = Timed(tmp_path, row(0), planned(1), planned(2))
+    jobs = made.search._jobs([planned(1), planned(2)])
+    assert next(jobs).number == 1
+    made.search._stop.asked = True
+    assert next(jobs, None) is None
+
+
 def test_a_job_is_the_run_of_its_row_and_takes_room_from_its_start(tmp_path):
     made = Timed(tmp_path, row(0))
     job = made.search._job(planned(4, 50, seed=9))

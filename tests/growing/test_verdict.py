@@ -67,6 +67,12 @@ def test_it_is_inconclusive_after_less_and_says_why(tried, words):
                          "validation")  # fmt: skip
 
 
+def test_of_one_network_one_reason_is_enough():
+    alone = but(RIGHT, networks=1, in_full=1, sizes=(500,), rates=(0.003,), cap=None)
+    assert verdict(alone).startswith("inconclusive: only your model was trained, at one learning "
+                                     "rate; your model (500")  # fmt: skip
+
+
 def test_a_cap_that_the_model_fills_leaves_smaller_sizes_to_try():
     assert verdict(but(RIGHT, sizes=(200, 500), cap=500)).startswith("your model is already right")
 
