@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -250,6 +251,19 @@ def test_runs_read_a_stream_together(tmp_path):
     assert {outcome.how.trainer for outcome in together.values()} == {"captured"}
     assert digest(together[1]) == digest(alone[1])
     assert opened <= 3  # for two trials, and for all runs
+
+
+def test_no_run_reads_on_that_would_leave_others_behind_in_the_stream():
+    trainer = CapturedTrainer(TASK, machine=StandIn())
+
+    def at(trained: int, done: bool = False):
+        return SimpleNamespace(program=SimpleNamespace(trained=trained, done=done))
+
+    burst = captured.STREAM_BURST
+    ended, last, near, ahead = at(0, done=True), at(9), at(8 + burst), at(9 + burst)
+    trainer._runs = [ended, last, near, ahead]
+    assert trainer._hindmost([last, near, ahead]) == [last, near]
+    trainer._runs.clear()
 
 
 def test_a_run_does_not_join_those_that_are_further_in_the_stream(tmp_path):
