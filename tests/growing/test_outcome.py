@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import esper
+from esper.growing import outcome
 from esper.growing.outcome import _finished, _record
 from esper.growing.refit import Refit
 from esper.growing.runs import Row
+from esper.growing.verdict import Facts, verdict
 from grow_support import quick_search, runs_of
 from search_support import row
 
@@ -45,7 +47,9 @@ class Judged:
             saved = refit._networks._saved(host)
             return {host: {name: torch.zeros_like(value) for name, value in saved.items()}}
 
+        self.facts = list[Facts]()
         monkeypatch.setattr(Refit, "weights", weights)
+        monkeypatch.setattr(outcome, "verdict", lambda one: self.facts.append(one) or verdict(one))
         parts = [samples(200, 0), samples(60, 1), TEST]
         self.result = quick_search(
             home, narrow, parts, esper.Budget(host_runs=4, params=200), epochs=15, widths=(12.0,),
@@ -79,6 +83,9 @@ def test_scores_are_those_of_the_returned_networks_on_test_with_their_errors(jud
         assert one.params == sum(p.numel() for p in one.model.parameters())
     gained = judged.result.best.test_score - judged.result.host.test_score
     assert gained > 0.2
+    (facts,) = judged.facts
+    frequent = int(samples(60, 1)[1].mode().values)
+    assert facts.constant == pytest.approx(float((y == frequent).float().mean())), "of test"
     assert f"better than your model by {100 * gained:.1f} points" in judged.result.verdict
 
 

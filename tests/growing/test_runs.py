@@ -197,6 +197,24 @@ def test_a_checkpoint_holds_time_curve_and_the_losses_since_its_last_point(tmp_p
     assert float(again.total) > 0
 
 
+def test_points_of_long_runs_are_means_over_several_looks():
+    """The loss is looked at every 256 batches, and every 300 are a point."""
+    recipe = Recipe("sgd", 0.01, 0.0, 1.0, 16, 6000)
+    program = Program(Job(0, lambda: nn.Linear(8, 3), recipe, 0), make_task(table_data(64)))
+    for trained, due, left in ((255, False, 5.0), (256, True, 5.0), (300, True, 0.0)):
+        program.trained = trained
+        program.total.fill_(5.0)
+        assert program.due == due
+        program.restart_total()
+        assert float(program.total) == left
+
+
+def test_a_run_is_saved_on_the_way(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
+    (found,) = train(world, [0], home=tmp_path)
+    assert (found.trained, Program(job(world, 0, tmp_path / "0.state"), world[0]).trained) == (7, 7)
+
+
 def test_a_loss_that_is_not_finite_ends_a_run_where_it_was_seen():
     task = make_task(table_data(64))
     program = Program(

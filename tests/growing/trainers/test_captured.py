@@ -147,6 +147,15 @@ def test_tables_of_sample_numbers_are_the_order_of_the_run(samples, size, table)
             feed.advance()
 
 
+def test_a_table_that_is_used_up_within_a_run_is_computed_again(tmp_path, monkeypatch):
+    small = partial(ResidentFeed, table=64)  # four batches
+    monkeypatch.setattr("esper.growing.trainers.program.ResidentFeed", small)
+    (job,) = jobs_of(tmp_path, count=1, batches=80)
+    found = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])[0]
+    assert digest(found) == reference(job)
+    assert found.how.trainer == "captured"
+
+
 def test_tiny_data_compute_many_epochs_at_once(monkeypatch):
     calls = []
     whole = torch.argsort
