@@ -195,6 +195,8 @@ def test_a_checkpoint_holds_time_curve_and_the_losses_since_its_last_point(tmp_p
     assert len(again.curve) == 2
     assert torch.equal(again.total, program.total)
     assert float(again.total) > 0
+    (found,) = EagerTrainer(task).train(iter([job]), lambda _: False)
+    assert 12.5 < found.seconds < 72.5, "of both sessions"
 
 
 def test_points_of_long_runs_are_means_over_several_looks():

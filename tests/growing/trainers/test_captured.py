@@ -150,7 +150,7 @@ def test_tables_of_sample_numbers_are_the_order_of_the_run(samples, size, table)
 def test_a_table_that_is_used_up_within_a_run_is_computed_again(tmp_path, monkeypatch):
     small = partial(ResidentFeed, table=64)  # four batches
     monkeypatch.setattr("esper.growing.trainers.program.ResidentFeed", small)
-    (job,) = jobs_of(tmp_path, count=1, batches=80)
+    (job,) = jobs_of(tmp_path, count=1, batches=200)
     found = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])[0]
     assert digest(found) == reference(job)
     assert found.how.trainer == "captured"
@@ -272,6 +272,9 @@ def test_no_run_reads_on_that_would_leave_others_behind_in_the_stream():
     ended, last, near, ahead = at(0, done=True), at(9), at(8 + burst), at(9 + burst)
     trainer._runs = [ended, last, near, ahead]
     assert trainer._hindmost([last, near, ahead]) == [last, near]
+    trainer._runs, trainer._shares_stream = [at(9), at(10)], True
+    joins = [n for n in range(20) if not trainer._is_apart(at(n))]
+    assert joins == list(range(10 - burst, 10)), "not behind what the stream keeps, nor ahead"
     trainer._runs.clear()
 
 
