@@ -118,6 +118,8 @@ def test_a_run_with_augmentation_is_the_same_captured_and_differs_from_one_witho
             program.run_eager()
         assert digest(captured[job.number]) == digest(program.outcome(program.how("eager")))
         assert captured[job.number].how.trainer == "captured"
+    changed = [Kinds(task).program(job)._augmented(task.train.values, 3)[0] for job in jobs]
+    assert not torch.equal(*changed), "each run has changes of its own"
     plain = [make_job(net, 0, tmp_path, batches=12, augment=name) for name in ("none", "flip")]
     one, other = (digest(train_all(EagerTrainer(task), [job])[0]) for job in plain)
     assert one != other
