@@ -20,6 +20,7 @@ from esper.growing.search import (
     MAX_FINALE,
     MAX_LEAST,
     MAX_REFUSED,
+    SHARED_MARGIN,
     Search,
     control_numbers,
     frontier_numbers,
@@ -88,11 +89,15 @@ def test_a_run_starts_if_compute_and_time_suffice_and_goes_on_while_there_is_tim
     assert affords(planned(0)), "the model itself, whatever it takes"
 
 
-@pytest.mark.parametrize(("count", "each"), [(1, 0.1), (2, 0.1), (8, 0.2)])
-def test_runs_that_fill_the_time_share_it(tmp_path, count, each):
+@pytest.mark.parametrize(
+    ("count", "at_once", "each", "share"),
+    [(1, 1, 0.1, MARGIN), (2, 2, 0.1, MARGIN), (2, 1, 0.1, SHARED_MARGIN), (8, 9, 0.2, MARGIN)],
+)
+def test_runs_that_fill_the_time_share_it(tmp_path, count, at_once, each, share):
     """Alone a batch takes a tenth of a second, beside three others a fourth of that each."""
     made = Timed(tmp_path, row(0), parallel=4)
-    assert made.search._fitting(count, row(0)) == int(MARGIN * USABLE / each)
+    made.search.trainer.at_once = at_once
+    assert made.search._fitting(count, row(0)) == int(share * USABLE / each)
 
 
 # ---- the length of the last runs -----------------------------------------------------------------

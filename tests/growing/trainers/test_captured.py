@@ -151,7 +151,7 @@ def test_a_table_that_is_used_up_within_a_run_is_computed_again(tmp_path, monkey
     small = partial(ResidentFeed, table=64)  # four batches
     monkeypatch.setattr("esper.growing.trainers.program.ResidentFeed", small)
     (job,) = jobs_of(tmp_path, count=1, batches=200)
-    found = train_all(CapturedTrainer(TASK, machine=StandIn()), [job])[0]
+    found = train_all(CapturedTrainer(TASK, machine=FakeMachine()), [job])[0]
     assert digest(found) == reference(job)
     assert found.how.trainer == "captured"
 
@@ -263,7 +263,7 @@ def test_runs_read_a_stream_together(tmp_path):
 
 
 def test_no_run_reads_on_that_would_leave_others_behind_in_the_stream():
-    trainer = CapturedTrainer(TASK, machine=StandIn())
+    trainer = CapturedTrainer(TASK, machine=FakeMachine())
 
     def at(trained: int, done: bool = False):
         return SimpleNamespace(program=SimpleNamespace(trained=trained, done=done))
