@@ -209,6 +209,12 @@ def test_points_of_long_runs_are_means_over_several_looks():
         assert program.due == due
         program.restart_total()
         assert float(program.total) == left
+    ahead = {0: 256, 256: 44, 300: 212, 5999: 1}
+    for program.trained, count in ahead.items():
+        assert program.until_due == count
+    program.recipe = replace(recipe, batches=5900 + 7)
+    program.trained = 5900
+    assert program.until_due == 7, "to the end of the run"
 
 
 def test_a_run_is_saved_on_the_way(world, tmp_path, monkeypatch):
