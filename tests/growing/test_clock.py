@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from esper.growing.clock import MARGIN, NARROWEST, RESERVE, RESERVED, SPARE, Clock
+from esper.growing.clock import (
+    AUGMENTED,
+    MARGIN,
+    MAX_FASTER,
+    NARROWEST,
+    RESERVE,
+    RESERVED,
+    SPARE,
+    Clock,
+)
 from esper.growing.runs import Row
 from esper.growing.trainers.job import Outcome
 from search_support import HOW, RECIPE, row
@@ -149,3 +158,81 @@ def test_the_dearest_network_takes_its_share_of_what_is_left():
     made.learn_speed(first, 0.02)
     wide = planned(cost=made.most_cost(first, 0.5), batches=1000, variant=1)
     assert made.predict(wide) == pytest.approx(0.5 * made.left)
+
+
+def test_time_that_is_kept_for_a_refit_is_not_left():
+    made, _ = clock()
+    before = made.left
+    made.reserved = 50.0
+    assert made.left == before - 50.0
+
+
+@pytest.mark.parametrize(("parallel", "faster"), [(1, 1.0), (2, 2.0), (8, MAX_FASTER)])
+def test_networks_are_judged_faster_at_the_end_than_beside_others(parallel, faster):
+    made, _ = clock()
+    made.begin(planned(), 0.02, parallel)
+    nothing = made.left
+    made.learn(planned(), outcome(1.0, judging=4.0), 100)
+    assert nothing - made.left == pytest.approx((1 + SPARE) * 4.0 / faster)
+
+
+def test_of_a_run_that_was_continued_the_seconds_of_this_session_count():
+    made, _ = clock()
+    made.learn(planned(), outcome(10.0, trained=100), 50)
+    made.end_rung(2.5)
+    assert made.parallel == pytest.approx(2.0), "5 of its 10 s were in these 2.5 s"
+    assert made.batch_seconds(planned()) == pytest.approx(0.05)
+
+
+def test_time_between_runs_does_not_make_them_slower():
+    made, _ = clock()
+    made.learn(planned(), outcome(3.0), 100)
+    made.end_rung(6.0)
+    assert made.parallel == 1.0
+    assert made.batch_seconds(planned()) == pytest.approx(0.03)
+
+
+def test_runs_that_never_ended_take_no_room_in_the_next_rung():
+    made, _ = clock(limit=100.0)
+    made.learn_speed(planned(), 0.8)
+    made.start(planned(number=1))
+    assert not made.fits(planned(number=2))
+    made.end_rung(0.0)
+    assert made.fits(planned(number=2))
+
+
+def test_batches_of_another_size_have_a_time_of_their_own():
+    made, _ = clock()
+    large = replace(planned(cost=2.0), recipe=replace(RECIPE, batch_size=16, batches=100))
+    made.learn_speed(planned(), 0.03)
+    assert made.batch_seconds(large) == pytest.approx(0.06), "by its cost, before it is timed"
+    made.learn_speed(large, 0.04)
+    assert (made.batch_seconds(planned()), made.batch_seconds(large)) == (0.03, 0.04)
+
+
+def test_a_run_by_itself_is_slower_than_its_share_but_never_faster():
+    made, _ = clock(limit=10.0)
+    made.begin(planned(), 0.04, 4)
+    wide = planned(variant=1, cost=2.0)
+    made.learn_speed(wide, 0.05)
+    half = replace(wide, trained=60)
+    assert made.share(half) == pytest.approx(0.05 * 40)
+    assert made.predict(half) == pytest.approx(4 * 0.05 * 40)
+    assert made.alone(half) == pytest.approx(4 * 0.05 * 100), "from its start"
+    assert made.share(wide) < made.left < MARGIN * made.predict(wide)
+    assert not made.fits(wide), "though its share would"
+    made.learn_speed(planned(), 0.08)
+    assert made.predict(wide) == made.share(wide)
+
+
+def test_augmentation_takes_a_tenth_more_until_it_is_timed():
+    made, _ = clock()
+    made.learn_speed(planned(), 0.02)
+    shift, flip = (replace(planned(), recipe=replace(RECIPE, augment=name))
+                   for name in ("shift", "flip"))  # fmt: skip
+    assert made.batch_seconds(shift) == pytest.approx(AUGMENTED * 0.02)
+    made.learn_speed(shift, 0.03)
+    assert (made.batch_seconds(planned()), made.batch_seconds(shift)) == (0.02, 0.03)
+    assert made.batch_seconds(flip) == pytest.approx(AUGMENTED * 0.03), "than the slowest of them"
+    made.learn_speed(planned(variant=1, cost=1.0), 0.01)
+    assert made.batch_seconds(flip) == pytest.approx(AUGMENTED * 0.03), "of its own network"

@@ -20,7 +20,7 @@ from esper.growing.ladder import (
     SHARES,
     Ladder,
 )
-from esper.growing.moves import RATE_LIMITS, Space
+from esper.growing.moves import RATE_LIMITS
 from esper.growing.runs import Recipe, Row, Table
 from search_support import RATES, RECIPE, FakeNetworks, ended, ladder, quality, row
 
@@ -280,11 +280,13 @@ def test_seeds_are_planted_or_grown_from_a_finished_run_with_weights():
     assert all(one.start is None for one in rows), "their weights are gone"
 
 
-def test_a_grown_network_is_trained_again_from_its_own_start():
+@pytest.mark.parametrize("origin", ["grown", "pruned"])
+def test_a_grown_network_is_trained_again_from_its_own_start(origin):
     made = ladder()
-    grown = row(3, 0.9, origin="grown", start=1, parent=1, topology=("mlp", ""))
+    grown = row(3, 0.9, origin=origin, start=1, parent=1, topology=("mlp", ""), seed=5)
     again = made._again(grown, 4, 324)
-    assert (again.start, again.origin, again.parent) == (None, "seeds", 3)
+    assert (again.start, again.origin, again.parent, again.seed) == (None, "seeds", 3, 5)
+    assert (again.rung, again.recipe.batches) == (4, 324)
 
 
 def test_a_search_ends_after_two_full_rungs_without_progress():
@@ -374,32 +376,6 @@ def test_what_may_overtake_the_best_goes_on_three_times_as_long_then_stronger_th
     assert not list(made._longer(3, [one for one in rows if one.recipe.augment == "mixup"]))
 
 
-def test_what_the_user_has_settled_is_not_changed_and_the_rest_is():
-    generator = np.random.default_rng(0)
-    fixed = Space(RECIPE, RATES, more_rates=False)
-    assert {fixed.near(RECIPE, generator).lr for _ in range(50)} == set(RATES) - {RECIPE.lr}
-    assert Space(RECIPE, (RECIPE.lr,), more_rates=False).near(RECIPE, generator) is None
-    recipe = replace(RECIPE, weight_decay=0.01)
-    free = Space(recipe, RATES, augments=LEVELS, smoothings=(0.0, 0.1), decays=True,
-                 batch_sizes=True)  # fmt: skip
-    near = [free.near(recipe, generator) for _ in range(200)]
-    for name in ("lr", "augment", "label_smoothing", "weight_decay", "batch_size"):
-        assert {getattr(one, name) for one in near} > {getattr(recipe, name)}, name
-    kept = ("lr", "augment", "label_smoothing", "weight_decay", "batch_size")
-    assert {sum(getattr(one, n) != getattr(recipe, n) for n in kept) for one in near} == {1}
-    assert {one.batches * one.batch_size for one in near} == {recipe.batches * recipe.batch_size}
-
-
-@given(size=st.integers(1, 1024), length=st.integers(1, 20_000))
-def test_a_length_is_the_same_for_every_batch_size(size, length):
-    space = Space(RECIPE, RATES)
-    made = space.lasting(replace(RECIPE, batch_size=size), length)
-    assert made.batches >= 1
-    whole = size / RECIPE.batch_size
-    assert abs(space.length(made) - length) <= max(0.5 * whole, whole * (made.batches == 1))
-    assert space.lasts(space.lasting(RECIPE, length), length)
-
-
 @pytest.mark.parametrize("cap", [Budget(params=400), Budget(macs=800)])
 def test_at_most_half_goes_to_networks_far_below_a_cap(cap):
     made = ladder(FakeNetworks(budget=cap))
@@ -443,6 +419,7 @@ def test_runs_beside_the_longest_one_are_new_ones_of_the_same_rung():
     assert not {one.key for one in more} & {one.key for one in few.rows}
     assert all(few.rows[one.parent].rung < 2 for one in more), "the rung itself tells nothing yet"
     first = Table((made.sized(made.first()),))
+    assert {one.rung for one in made.meanwhile(first)} == {0}
     lengths = [one.recipe.batches for one in made.meanwhile(first)]
     assert lengths == sorted(lengths), "short ones first"
     assert set(lengths) == {RECIPE.batches // 9, RECIPE.batches // 3}
@@ -457,4 +434,8 @@ def test_the_rate_rises_then_falls_to_0():
     assert all(a < b for a, b in pairwise(rates[: top + 1]))
     assert all(a > b for a, b in pairwise(rates[top:]))
     assert rates[-1] < 1e-3 * 0.3
-    assert 0 < Recipe("sgd", 0.3, 0.0, 0.0, 8, 1).rate(0) <= 0.3
+    for batches in (1, 2, 5):
+        short = Recipe("sgd", 0.3, 0.0, 0.0, 8, batches)
+        assert short.rate(0) == 0.15, "a warm-up of one batch, at least"
+    turns = [0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)]
+    assert [short.rate(batch) / 0.3 for batch in range(1, 5)] == pytest.approx(turns)

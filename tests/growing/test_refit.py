@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,14 @@ import esper
 from esper.growing import refit as room
 from esper.growing.clock import Clock
 from esper.growing.folder import weights_path
-from esper.growing.refit import MAX_SHARE, PROGRESS, Refit, _has_learnt
+from esper.growing.refit import MAX_SHARE, PROGRESS, Refit, _at_the_end, _has_learnt
+from esper.growing.runs import Row
+from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Outcome
+from esper.growing.trainers.task import Task
 from esper.tasks.metric_forms import Metric
-from search_support import HOW, row
+from search_support import HOW, RECIPE, row
 
 X = torch.randn(260, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0.5).long()
@@ -139,3 +143,92 @@ def test_no_time_is_kept_for_what_would_take_too_much_of_it():
     assert kept(1000.0, 100, 300, 200) == pytest.approx(1.1 * 1.25 * (30 + 10))
     least = 1.1 * 1.25 * 40 / MAX_SHARE
     assert kept(least * 1.001, 100, 300) > 0 == kept(least * 0.999, 100, 300)
+
+
+# ---- its steps, by themselves --------------------------------------------------------------------
+
+
+class Folder:
+    """Weights of refits, in memory."""
+
+    def __init__(self, **kept: torch.Tensor) -> None:
+        self.kept = {int(number[1:]): {"w": value} for number, value in kept.items()}
+
+    def read_refit(self, number: int) -> dict[str, torch.Tensor] | None:
+        return self.kept.get(number)
+
+    def save_refit(self, number: int, weights: dict[str, torch.Tensor]) -> None:
+        self.kept[number] = weights
+
+
+class Refits:
+    """A refit of 80 training and 20 validation samples whose trainer notes what it is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, limit: float = 1000.0, **kept) -> None:
+        self.now, self.tasks, self.jobs, self.stops = 0.0, [], [], []
+        self.clock = Clock(lambda: self.now, 0.0, limit, 0.0, 1.0)
+        self.clock.begin(row(0), 0.1, 1)
+        train = Samples([torch.arange(80.0)[:, None]], torch.arange(80))
+        val = Samples([torch.arange(80.0, 100.0)[:, None]], torch.arange(80, 100))
+        task = Task(None, train, val, None, None, torch.device("cpu"))  # type: ignore[arg-type]
+        networks: Any = SimpleNamespace(build=lambda row, rows: (row.number, rows))
+        self.folder, self.said = Folder(**kept), list[str]()
+        self.made = Refit(task, networks, self.clock, self.folder, self.said.append)  # type: ignore[arg-type]
+        monkeypatch.setattr(room, "process_trainer", self._trainer)
+
+    def _trainer(self, task: Task) -> Any:
+        self.tasks.append(task)
+        return SimpleNamespace(train=self._train, close=lambda: None)
+
+    def _train(self, jobs, tick):
+        self.stops.append(tick([]))
+        for job in jobs:
+            self.jobs.append(job)
+            loss = 0.1 if job.number != 2 else 0.9
+            yield replace(outcome([(1, loss)], trained=job.recipe.batches), number=job.number,
+                          weights={"w": torch.tensor(job.number)})  # fmt: skip
+
+    def weights(self, *rows) -> set[int]:
+        return set(self.made.weights(rows, "all rows"))  # type: ignore[arg-type]
+
+
+def searched(number: int, **changes) -> Row:
+    return row(number, curve=((54, 1.0), (108, 0.2)), **changes)
+
+
+def test_a_refit_is_the_run_of_its_row_on_both_parts_for_as_many_epochs(monkeypatch):
+    some = Refits(monkeypatch)
+    assert some.weights(searched(0), searched(1, seed=7), searched(2)) == {0, 1}
+    (task,) = some.tasks
+    assert torch.equal(task.train.targets, torch.arange(100))
+    assert torch.equal(task.train.values[0][:, 0], torch.arange(100.0)), "each with its target"
+    assert task.val is some.made._task.val
+    assert [(job.number, job.seed) for job in some.jobs] == [(0, 0), (1, 7), (2, 0)]
+    assert {job.recipe for job in some.jobs} == {replace(RECIPE, batches=135)}, "a fourth more"
+    assert some.jobs[1].build() == (1, "all rows")
+    assert set(some.folder.kept) == {0, 1}
+    assert some.said[-1] == "refit of network 2: learnt less, so it stays as it was"
+    assert some.weights(searched(0), searched(1)) == {0, 1}, "they are read"
+    assert len(some.jobs) == 3
+    half = Refits(monkeypatch, n0=torch.tensor(0))
+    assert half.weights(searched(0), searched(1)) == {0, 1}
+    assert [job.number for job in half.jobs] == [1], "what is missing"
+
+
+@pytest.mark.parametrize(("left", "reserved", "done"), [(28.0, 0.0, True), (26.0, 0.0, False),
+                         (26.0, 2.0, True)])  # fmt: skip
+def test_networks_are_refitted_if_there_is_time_for_all_of_them(monkeypatch, left, reserved, done):
+    """Two of 10.8 s each, a fourth longer: 27 s; what is kept for them counts."""
+    some = Refits(monkeypatch)
+    some.clock.reserved = reserved
+    some.now = some.clock.left - left
+    assert some.weights(searched(0), searched(1)) == ({0, 1} if done else set())
+    assert some.stops == [False] * done
+    some.now += left + 1.0
+    assert some.made._ticker()([]) == (reserved < 1.0), "it is stopped when that is over"
+
+
+def test_the_loss_at_the_end_is_the_mean_of_the_last_quarter():
+    curve = [(n, float(n)) for n in range(1, 9)]
+    assert _at_the_end(curve) == 7.5
+    assert _at_the_end(curve[:3]) == 3.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from dataclasses import replace
@@ -11,16 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from captured_support import make_task, table_data
+from esper.device.rng import forked_rng
 from esper.growing.data import read_data
 from esper.growing.networks import Variant
 from esper.growing.problem import make_problem
 from esper.growing.runs import Recipe, Row, Table, finished, known
 from esper.growing.settings import GrowSettings
-from esper.growing.trainers.data import Samples
+from esper.growing.trainers.data import ResidentOrder, Samples
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Outcome
 from esper.growing.trainers.program import Program
@@ -135,6 +139,149 @@ def test_runs_side_by_side_batch_by_batch_are_the_same(world, alone):
                 one.run_eager()
     for number, one in enumerate(programs):
         assert facts(one.outcome(HOW)) == alone[number]
+
+
+def test_a_run_is_that_of_a_plain_loop():
+    """Warm-up and cosine, a new order every epoch, clipping, momentum, smoothed labels."""
+    task = make_task(table_data(64))
+    recipe = Recipe("sgd", 0.02, 0.01, 0.5, 16, 41, label_smoothing=0.1)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    theirs = copy.deepcopy(plain)
+    (found,) = EagerTrainer(task).train(iter([Job(0, lambda: plain, recipe, 3)]), lambda _: False)
+    params = list(theirs.parameters())
+    momenta = [torch.zeros_like(one) for one in params]
+    losses, seen = [], []
+    for number in range(41):
+        rate = number + 1 if number < 2 else 1.5 * (1 + math.cos(math.pi * (number - 2) / 39))
+        index = ResidentOrder(task.train, 16, 3).index(number)
+        seen.append(index)
+        (inputs,), targets = task.train.take(index)
+        loss = F.cross_entropy(theirs(inputs), targets, label_smoothing=0.1)
+        grads = torch.autograd.grad(loss, params)
+        norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads))
+        for one, momentum, grad in zip(params, momenta, grads, strict=True):
+            momentum.mul_(0.9).add_(grad * min(1.0, 0.5 / norm) + 0.01 * one.detach())
+            one.data.sub_(0.02 * rate / 3 * momentum)
+        losses.append(loss.item())
+    for name, value in theirs.state_dict().items():
+        assert torch.allclose(found.weights[name], value, rtol=1e-4, atol=1e-6), name
+    epochs = torch.stack(seen[:39]).view(13, 48)
+    assert torch.equal(epochs.sort(1).values, torch.arange(48).expand(13, -1)), "every sample once"
+    assert len({tuple(epoch.tolist()) for epoch in epochs}) == 13, "in another order every time"
+    points = [(2 * n, sum(losses[2 * n - 2 : 2 * n]) / 2) for n in range(1, 21)]
+    assert found.curve == tuple(
+        (at, pytest.approx(loss, rel=1e-4)) for at, loss in (*points, (41, losses[40]))
+    )
+    with torch.no_grad():
+        outputs = theirs(task.val.values[0])
+    assert found.loss == pytest.approx(float(F.cross_entropy(outputs, task.val.targets)), rel=1e-4)
+    assert found.score == pytest.approx(
+        float((outputs.argmax(1) == task.val.targets).float().mean())
+    )
+
+
+def test_a_checkpoint_holds_time_curve_and_the_losses_since_its_last_point(tmp_path):
+    task = make_task(table_data(64))
+    job = Job(0, lambda: nn.Linear(8, 3), Recipe("adamw", 0.01, 0.0, 1.0, 16, 60), 0,
+              tmp_path / "state")  # fmt: skip
+    program = Program(job, task)
+    for _ in range(8):
+        program.run_eager()
+    program.seconds = 12.5
+    program.save()
+    again = Program(job, task)
+    assert (again.trained, again.seconds, again.curve) == (8, 12.5, program.curve)
+    assert len(again.curve) == 2
+    assert torch.equal(again.total, program.total)
+    assert float(again.total) > 0
+    (found,) = EagerTrainer(task).train(iter([job]), lambda _: False)
+    assert 12.5 < found.seconds < 72.5, "of both sessions"
+
+
+def test_points_of_long_runs_are_means_over_several_looks():
+    """The loss is looked at every 256 batches, and every 300 are a point."""
+    recipe = Recipe("sgd", 0.01, 0.0, 1.0, 16, 6000)
+    program = Program(Job(0, lambda: nn.Linear(8, 3), recipe, 0), make_task(table_data(64)))
+    for trained, due, left in ((255, False, 5.0), (256, True, 5.0), (300, True, 0.0)):
+        program.trained = trained
+        program.total.fill_(5.0)
+        assert program.due == due
+        program.restart_total()
+        assert float(program.total) == left
+    ahead = {0: 256, 256: 44, 300: 212, 5999: 1}
+    for program.trained, count in ahead.items():
+        assert program.until_due == count
+    program.recipe = replace(recipe, batches=5900 + 7)
+    program.trained = 5900
+    assert program.until_due == 7, "to the end of the run"
+
+
+def test_a_run_is_saved_on_the_way(world, tmp_path, monkeypatch):
+    monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
+    (found,) = train(world, [0], home=tmp_path)
+    assert (found.trained, Program(job(world, 0, tmp_path / "0.state"), world[0]).trained) == (7, 7)
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_where_it_was_seen():
+    task = make_task(table_data(64))
+    program = Program(
+        Job(0, lambda: nn.Linear(8, 3), Recipe("sgd", 0.01, 0.0, 1.0, 16, 60), 0), task
+    )
+    program.trained = 9  # queued meanwhile
+    program.note_loss(6, math.inf)
+    program.note_loss(9, 1.0)
+    assert (program.trained, program.done, program.curve) == (6, True, [(6, math.inf)])
+    found = program.outcome(HOW)
+    assert (found.finite, found.trained) == (False, 6)
+    assert math.isnan(found.score)
+
+
+@pytest.mark.parametrize("size", [1000, 7])
+def test_a_network_is_judged_in_eval_mode_on_the_whole_part(monkeypatch, size):
+    """In batches of any size; the modes of its parts stay as they were."""
+    monkeypatch.setattr("esper.growing.trainers.task.VAL_BATCH", size)
+    task = make_task(table_data(64))
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    network.train()[2].eval()
+    score, loss, finite = task.judge(network)
+    assert [part.training for part in network] == [True, True, False, True]
+    with torch.no_grad():
+        outputs = network.eval()(task.val.values[0])
+    assert loss == pytest.approx(float(F.cross_entropy(outputs, task.val.targets)), rel=1e-5)
+    assert score == pytest.approx(float((outputs.argmax(1) == task.val.targets).float().mean()))
+    assert finite
+
+
+def test_what_a_network_draws_depends_on_seed_and_batch_alone():
+    """From the generators of torch, Python and numpy."""
+    task = make_task(table_data(64))
+
+    class Noting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            drawn.append((float(torch.rand(1)), random.random(), np.random.rand()))
+            return super().forward(x)
+
+    def draws(seed: int, noise: int) -> list[tuple[float, ...]]:
+        drawn.clear()
+        recipe = Recipe("sgd", 0.01, 0.0, 1.0, 16, 6)
+        program = Program(Job(0, lambda: Noting(8, 3), recipe, seed), task)
+        for _ in range(6):
+            torch.manual_seed(noise)  # others draw in between
+            random.seed(noise)
+            np.random.seed(noise)
+            program.step_eager()
+        return list(drawn)
+
+    drawn: list[tuple[float, ...]] = []
+    with forked_rng(0, CPU):
+        first = draws(3, 1)
+        assert draws(3, 2) == first
+        other = draws(4, 1)
+    for numbers in (*zip(*first, strict=True), *zip(*other, strict=True)):
+        assert len(set(numbers)) == 6, "anew in every batch"
+    assert not {one for some in first for one in some} & {one for some in other for one in some}
 
 
 def test_another_seed_or_recipe_gives_other_weights(alone):

@@ -67,6 +67,12 @@ def test_it_is_inconclusive_after_less_and_says_why(tried, words):
                          "validation")  # fmt: skip
 
 
+def test_of_one_network_one_reason_is_enough():
+    alone = but(RIGHT, networks=1, in_full=1, sizes=(500,), rates=(0.003,), cap=None)
+    assert verdict(alone).startswith("inconclusive: only your model was trained, at one learning "
+                                     "rate; your model (500")  # fmt: skip
+
+
 def test_a_cap_that_the_model_fills_leaves_smaller_sizes_to_try():
     assert verdict(but(RIGHT, sizes=(200, 500), cap=500)).startswith("your model is already right")
 
@@ -96,6 +102,8 @@ def test_what_a_cap_below_the_model_costs_is_said():
         "your model (95 % -3.0 to -1.0, n = 100)"
     )
     assert "level with your model" in verdict(replace(small, difference=RIGHT.difference))
+    better = verdict(replace(small, difference=Difference(0.02, 0.01, 0.03, 100)))
+    assert "better than your model by 2.0 points" in better
 
 
 def test_points_are_for_shares_alone_and_lower_may_be_better():
@@ -154,13 +162,14 @@ def test_what_was_tried_is_read_from_the_runs():
             replace(first, number=4, trained=25, score=math.nan, diverged=True),
             replace(first, number=5, trained=0, status="planned"),
             replace(first, number=6, params=600, macs=2000),
+            replace(first, number=7, trained=25, score=math.nan),
         ],
         0,
         cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget(macs=1e3))),
         complete=True,
     )
     assert found == Tried(
-        networks=6, in_full=3, host_in_full=True, diverged=1, sizes=(50, 80), rates=(0.01, 0.03),
+        networks=7, in_full=3, host_in_full=True, diverged=2, sizes=(50, 80), rates=(0.01, 0.03),
         cap=None, batches=100, wanted_batches=100, complete=True,
     )  # fmt: skip
 

@@ -136,6 +136,38 @@ def test_networks_that_cost_too_much_to_train_are_left_out():
     assert max(sizes) > 2.5 * params(WIDTH)
 
 
+def test_networks_as_dear_as_the_model_are_tried_however_little_time_there_is():
+    assert spread(most_cost=0.3) == spread(most_cost=1.0) != []
+
+
+def test_a_deeper_network_is_as_wide_as_there_is_time_for():
+    networks = cast(Networks, FakeNetworks(Budget()))
+    found = spread_variants(networks, 1.2, (2.0,))
+    deep = [one.size(()).params for one in found if read_variant(one.name)[1] == 2.0]
+    assert max(deep) == 2 * params(7), "1.2 times 130 parameters, at twice the depth"
+
+
+@pytest.mark.parametrize(("cap", "found"), [(None, False), (60, True)])
+def test_a_model_without_places_has_other_widths_only_if_it_has_to(cap, found):
+    networks = FakeNetworks(Budget(params=cap))
+    networks.base.bare = ()
+    assert bool(spread_variants(cast(Networks, networks), 10.0)) == found
+
+
+class Stepped(FakeNetworks):
+    """Networks of a model that can be made at a few widths alone."""
+
+    def scaled(self, width: float, depth: float = 1.0) -> Fake:
+        if width not in (1.0, *SMALLEST):
+            raise EsperError("not divisible by its groups")
+        return super().scaled(width, depth)
+
+
+def test_where_few_widths_can_be_made_the_first_that_fits_is_taken():
+    found = spread_variants(cast(Networks, Stepped(Budget(params=60))), 10.0)
+    assert [one.name for one in found] == ["x0.001"]
+
+
 def test_only_networks_that_are_used_are_traced_and_those_without_a_trace_left_out():
     networks = FakeNetworks(Budget(params=1000))
     every = [one.name for one in spread_variants(cast(Networks, networks), 10.0)]

@@ -248,11 +248,12 @@ class Ladder:
         rows, space, rung = table.rows, self.space, table.rungs
         near = self._near_cap(rows)
         longest = max((space.length(row.recipe) for row in near), default=0.0)
-        found = list[Row]()
-        for row in islice(self._candidates(near, batches), count):
-            length = min(self.settings.longer, space.usual(row.recipe, batches(row)))
-            if length >= MIN_LONGER * longest:
-                found.append(self.sized(self._again(row, rung, length)))
+        lasting = (
+            self._again(row, rung, min(self.settings.longer, space.usual(row.recipe, batches(row))))
+            for row in self._candidates(near, batches)
+        )
+        long = (row for row in lasting if space.length(row.recipe) >= MIN_LONGER * longest)
+        found = list(islice(self._fresh(long, rows), count))
         if found:
             found += self._reference(rung, rows, found)
         return _numbered(list(self._fresh(iter(found), rows)), table)

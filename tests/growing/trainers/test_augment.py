@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -48,18 +50,32 @@ def shifted(sample: Tensor, down: int, right: int) -> Tensor:
 @given(name=st.sampled_from(["shift", "flip", "flip+shift"]), seed=st.integers(0, 99),
        number=st.integers(0, 10**6), side=st.sampled_from([5, 8, 17]))  # fmt: skip
 def test_every_image_is_flipped_or_shifted_by_at_most_an_eighth(name, seed, number, side):
-    x, most = numbered(6, 2, side, side), max(1, side // SHIFT)
-    moves = range(-most, most + 1) if "shift" in name else (0,)
-    flips = (False, True) if "flip" in name else (False,)
+    x, most = numbered(6, 2, side, side + 3), max(1, side // SHIFT)
     out = Augmentation(name, seed, CPU)(x, number)
-    for before, after in zip(x, out, strict=True):
-        options = [shifted(before, d, 0) for d in moves]
-        columns = [[shifted(one.flip(2) if f else one, 0, r) for f in flips for r in moves]
-                   for one in options]  # fmt: skip
-        mirrored = [torch.equal(after, one) for row in columns for one in row]
-        moved_first = [shifted(one, 0, r).flip(2) for one in options for r in moves] if any(
-            flips) else []  # fmt: skip
-        assert any(mirrored) or any(torch.equal(after, one) for one in moved_first)
+    for before, after, (down, right, flip) in zip(x, out, moves(out, x), strict=True):
+        assert max(abs(down), abs(right)) <= (most if "shift" in name else 0)
+        assert not flip or "flip" in name
+        moved = shifted(before, down, right)
+        assert torch.equal(after, moved.flip(2) if flip else moved)
+
+
+def moves(out: Tensor, x: Tensor) -> list[tuple[int, int, bool]]:
+    """How far each of some numbered images was moved, and whether it was flipped."""
+    height, width = x.shape[2:]
+    row, column = height // 2, width // 2
+    place = (out[:, 0, row, column] - x[:, 0, 0, 0]).long()
+    flip = out[:, 0, row, column + 1] < out[:, 0, row, column]
+    right = place % width - torch.where(flip, width - 1 - column, column)
+    return list(zip((place // width - row).tolist(), right.tolist(), flip.tolist(), strict=True))
+
+
+def test_every_move_is_as_likely_as_any_other():
+    x = numbered(1, 1, 16, 16).expand(4000, -1, -1, -1).contiguous()
+    seen = Counter(moves(Augmentation("flip+shift", 0, CPU)(x, 0), x))
+    every = {(down, right, flip) for down in range(-2, 3) for right in range(-2, 3)
+             for flip in (False, True)}  # fmt: skip
+    assert set(seen) == every
+    assert 40 < min(seen.values()) <= max(seen.values()) < 130, "80 each, but for chance"
 
 
 def test_signals_are_shifted_along_their_length():
@@ -101,6 +117,9 @@ def test_a_run_with_augmentation_is_the_same_captured_and_differs_from_one_witho
         while not program.done:
             program.run_eager()
         assert digest(captured[job.number]) == digest(program.outcome(program.how("eager")))
+        assert captured[job.number].how.trainer == "captured"
+    changed = [Kinds(task).program(job)._augmented(task.train.values, 3)[0] for job in jobs]
+    assert not torch.equal(*changed), "each run has changes of its own"
     plain = [make_job(net, 0, tmp_path, batches=12, augment=name) for name in ("none", "flip")]
     one, other = (digest(train_all(EagerTrainer(task), [job])[0]) for job in plain)
     assert one != other
@@ -144,7 +163,11 @@ def test_a_window_of_a_quarter_of_each_side_is_blank():
     rows, columns = blank[:, 0].any(2).sum(1), blank[:, 0].any(1).sum(1)
     assert (rows.max(), columns.max()) == (16 // CUTOUT, 24 // CUTOUT)
     assert torch.equal(blank[:, 0].sum((1, 2)), rows * columns), "in one piece"
-    assert len({tuple(one.nonzero()[0].tolist()) for one in blank[:, 0]}) > 20
+    many = Augmentation("cutout", 0, CPU)(x[:1].expand(3000, -1, -1, -1), 3)[:, 0] == 0
+    corners = Counter((*one.nonzero()[0].tolist(), *one.nonzero()[-1].tolist()) for one in many)
+    assert len(corners) > 300, "16 x 24 places for its middle"
+    assert 0.5 < many[:, 0].any(1).sum() / many[:, -1].any(1).sum() < 2, "cut off on all sides"
+    assert 0.5 < many[:, :, 0].any(1).sum() / many[:, :, -1].any(1).sum() < 2
 
 
 def test_signals_are_scaled_each_by_its_own_factor():
@@ -163,6 +186,10 @@ def test_noise_has_the_size_of_its_column_and_leaves_categories_as_they_are():
     assert torch.allclose(change.mean(0), torch.zeros(3), atol=0.5)
     assert not change[:, 2].any()
     assert not torch.equal(made(x, 3), made(x, 2))
+    signals = torch.randn(50, 2, 40) * torch.tensor([1.0, 50.0])[:, None]
+    change = made(signals, 2) - signals
+    assert torch.allclose(change.std((0, 2)), NOISE * signals.std((0, 2)), rtol=0.1)
+    assert torch.allclose(change[:, 1].std(0), torch.tensor(5.0), rtol=0.5), "at every position"
 
 
 def test_samples_and_targets_are_mixed_alike(tmp_path):

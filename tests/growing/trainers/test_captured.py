@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -146,6 +147,15 @@ def test_tables_of_sample_numbers_are_the_order_of_the_run(samples, size, table)
             feed.advance()
 
 
+def test_a_table_that_is_used_up_within_a_run_is_computed_again(tmp_path, monkeypatch):
+    small = partial(ResidentFeed, table=64)  # four batches
+    monkeypatch.setattr("esper.growing.trainers.program.ResidentFeed", small)
+    (job,) = jobs_of(tmp_path, count=1, batches=200)
+    found = train_all(CapturedTrainer(TASK, machine=FakeMachine()), [job])[0]
+    assert digest(found) == reference(job)
+    assert found.how.trainer == "captured"
+
+
 def test_tiny_data_compute_many_epochs_at_once(monkeypatch):
     calls = []
     whole = torch.argsort
@@ -250,6 +260,22 @@ def test_runs_read_a_stream_together(tmp_path):
     assert {outcome.how.trainer for outcome in together.values()} == {"captured"}
     assert digest(together[1]) == digest(alone[1])
     assert opened <= 3  # for two trials, and for all runs
+
+
+def test_no_run_reads_on_that_would_leave_others_behind_in_the_stream():
+    trainer = CapturedTrainer(TASK, machine=FakeMachine())
+
+    def at(trained: int, done: bool = False):
+        return SimpleNamespace(program=SimpleNamespace(trained=trained, done=done))
+
+    burst = captured.STREAM_BURST
+    ended, last, near, ahead = at(0, done=True), at(9), at(8 + burst), at(9 + burst)
+    trainer._runs = [ended, last, near, ahead]
+    assert trainer._hindmost([last, near, ahead]) == [last, near]
+    trainer._runs, trainer._shares_stream = [at(9), at(10)], True
+    joins = [n for n in range(20) if not trainer._is_apart(at(n))]
+    assert joins == list(range(10 - burst, 10)), "not behind what the stream keeps, nor ahead"
+    trainer._runs.clear()
 
 
 def test_a_run_does_not_join_those_that_are_further_in_the_stream(tmp_path):

@@ -9,7 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +22,19 @@ from esper.growing.trainers import workers as module
 from esper.growing.trainers.choose import gpus
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Running
+from esper.growing.trainers.messages import Assignment, Ended, Position, Stop, Want
 from esper.growing.trainers.process_transport import ProcessTransport
 from esper.growing.trainers.program import Program
-from esper.growing.trainers.shipping import Forms, describe_network, rebuild_network
+from esper.growing.trainers.shipping import (
+    Forms,
+    OutcomeForm,
+    describe_network,
+    read_tensors,
+    rebuild_network,
+)
 from esper.growing.trainers.task import Task
 from esper.growing.trainers.workers import WorkerTrainer, workers_for
+from esper.jobs.messages import Died
 from esper.leyline.errors import EsperError
 from run_support import make_job, make_task, mlp, same, trained
 
@@ -230,6 +241,94 @@ def test_workers_that_die_at_their_start_are_done_without(tmp_path):
     assert "no worker starts (its process ended with status -9" in trainer.note
     assert sum(trainer._stillborn.values()) == module.TRIES
     trainer.close()
+
+
+class Pretended:
+    """One worker in this process; it dies so many times, and may wait for a stop."""
+
+    remote = False
+
+    def __init__(self, task: Task, deaths: int = 0, waits: bool = False) -> None:
+        self.task, self.deaths, self.waits = task, deaths, waits
+        self.messages: list[tuple[int, Any]] = []
+        self.sent: list[Any] = []
+
+    def start(self, worker: int, setup: Any) -> None:
+        self.messages.append((worker, Want(idle=True)))
+
+    def send(self, worker: int, message: Any) -> None:
+        self.sent.append(message)
+        if isinstance(message, Assignment) and self.deaths:
+            self.deaths -= 1
+            self.messages.append((worker, Died("it was killed")))
+        elif isinstance(message, Assignment) and self.waits:
+            self.messages.append((worker, Position((Running(99, 1, 2),))))
+        elif isinstance(message, Assignment | Stop):
+            self._end(worker, isinstance(message, Stop))
+
+    def _end(self, worker: int, cut: bool) -> None:
+        sent = next(one for one in reversed(self.sent) if isinstance(one, Assignment))
+        build = partial(rebuild_network, sent.network, read_tensors(sent.values))
+        recipe = replace(sent.recipe, batches=2) if cut else sent.recipe
+        job = Job(sent.number, build, recipe, sent.seed)
+        (found,) = EagerTrainer(self.task).train(iter([job]), lambda running: False)
+        self.messages += [(worker, Ended(OutcomeForm.of(replace(found, score=-1.0)))),
+                          (worker, Want(idle=True))]  # fmt: skip
+
+    def receive(self, seconds: float) -> list[tuple[int, Any]]:
+        found, self.messages = self.messages, []
+        return found
+
+    def end(self, worker: int) -> None:
+        """It holds nothing."""
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+
+def doubled(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+    """A metric of the user's."""
+    return float((outputs.argmax(1) == targets).float().mean()) * 2
+
+
+@pytest.mark.parametrize("metric", ["accuracy", doubled])
+@pytest.mark.parametrize("deaths", [0, module.TRIES - 1])
+def test_a_worker_trains_the_run_of_its_job_and_only_your_metric_is_judged_here(
+    tmp_path, alone, metric, deaths
+):
+    task, jobs = make_task(metric=metric), jobs_in(tmp_path, 2, 5)
+    transport = Pretended(task, deaths)
+    found = trained(WorkerTrainer(task, 1, trains=False, transport=transport), jobs)
+    for number, expected in alone(task, jobs_in(tmp_path, 2, 5)).items():
+        assert same(replace(found[number], score=expected.score), expected)
+        assert found[number].score == (expected.score if metric is doubled else -1.0)
+    assert sum(isinstance(one, Assignment) for one in transport.sent) == 2 + deaths
+
+
+def test_a_run_that_kills_its_worker_three_times_ends_the_search(tmp_path):
+    transport = Pretended(make_task(), module.TRIES)
+    with pytest.raises(EsperError, match="run 0: it was killed, at 3 of 3 tries"):
+        trained(WorkerTrainer(make_task(), 1, trains=False, transport=transport),
+                jobs_in(tmp_path, 1, 5))  # fmt: skip
+
+
+def test_a_stop_reaches_the_worker_and_this_process_saves_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TICK_SECONDS", 0.0)
+    transport, shown = Pretended(make_task(), waits=True), list[Any]()
+
+    def stop(running) -> bool:
+        shown.extend(running)
+        return any(isinstance(one, Assignment) for one in transport.sent)
+
+    trainer = WorkerTrainer(make_task(), 1, transport=transport)
+    jobs = jobs_in(tmp_path, 2, LONG)
+    found = trained(trainer, jobs, stop)
+    assert isinstance(transport.sent[-1], Stop)
+    assert found[1].trained == 2
+    assert 0 < found[0].trained < LONG
+    assert jobs[0].checkpoint.exists()
+    assert Program(jobs[0], make_task()).seconds == found[0].seconds > 0.0
+    assert {one.number for one in shown} <= {0, 1}, "of a run that it does not hold it says nothing"
 
 
 # ---- with workers ----------------------------------------------------------------------------
