@@ -14,11 +14,13 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
-from esper.growing.ladder import Ladder, LadderSettings, Policy
+from esper.growing.ladder import Ladder
 from esper.growing.moves import Space
 from esper.growing.networks import Networks, Size
+from esper.growing.proposals import LadderSettings
 from esper.growing.runs import How, Recipe, Row, Table
 from esper.growing.search import Limits, Search
+from esper.growing.settings import Policy
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
 

@@ -12,15 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.growing.budget import Budget
-from esper.growing.ladder import (
-    MAX_RUNS,
-    MAX_SHARE,
-    MIN_BATCHES,
-    RESTARTS,
-    SHARES,
-    Ladder,
-)
+from esper.growing.ladder import MAX_SHARE, SHARES, Ladder
 from esper.growing.moves import RATE_LIMITS
+from esper.growing.proposals import MAX_RUNS, MIN_BATCHES, RESTARTS
 from esper.growing.runs import Recipe, Row, Table
 from search_support import RATES, RECIPE, FakeNetworks, ended, ladder, quality, row
 

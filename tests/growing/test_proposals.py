@@ -10,14 +10,8 @@ import numpy as np
 import pytest
 
 from esper.growing.budget import Budget
-from esper.growing.ladder import (
-    AUGMENTED_EPOCHS,
-    MAX_REFUSED,
-    MAX_RUNS,
-    MIN_BATCHES,
-    MIN_LONGER,
-    RESTARTS,
-)
+from esper.growing.ladder import AUGMENTED_EPOCHS, MAX_REFUSED, MIN_LONGER
+from esper.growing.proposals import MAX_RUNS, MIN_BATCHES, RESTARTS
 from esper.growing.runs import Row, Table
 from search_support import RECIPE, FakeNetworks, ladder, row
 

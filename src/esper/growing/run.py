@@ -19,13 +19,14 @@ from esper.device.selection import parse_device
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
-from esper.growing.ladder import MAX_SHARE, Ladder, LadderSettings
+from esper.growing.ladder import MAX_SHARE, Ladder
 from esper.growing.moves import Space
 from esper.growing.networks import Networks, Variant
 from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart, tensor_digest
 from esper.growing.problem import Model, Problem
 from esper.growing.progress import ProgressPrinter
+from esper.growing.proposals import LadderSettings
 from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.recipes import (
     FULL_RUNS,

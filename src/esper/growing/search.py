@@ -25,9 +25,10 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.clock import MARGIN, Clock
-from esper.growing.ladder import DIVISORS, FULL_RUNG, Ladder
+from esper.growing.ladder import Ladder
 from esper.growing.moves import SAME
 from esper.growing.networks import Networks
+from esper.growing.proposals import DIVISORS, FULL_RUNG
 from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
