@@ -18,7 +18,7 @@ SMOOTHING: Final = 0.1
 """Label smoothing that is tried."""
 RUN_BATCHES: Final = 1500
 """Batches of a full training run, as far as the limits on epochs allow."""
-FEW_BATCHES: Final = 300
+FEW_BATCHES: Final = 1000
 """A run of fewer batches learns more from as many samples in smaller ones."""
 MAX_BATCHES: Final = 2**31
 EPOCHS: Final = (4, 80)
@@ -61,7 +61,7 @@ def choose_batch_size(wanted: int | None, samples: int | None) -> int:
 def fewer_samples(size: int, batches: int) -> int:
     """A batch size with which there is time for enough batches, if there is for so many of a size.
 
-    >>> fewer_samples(128, 2000), fewer_samples(128, 150), fewer_samples(64, 3)
+    >>> fewer_samples(128, 2000), fewer_samples(128, 600), fewer_samples(64, 3)
     (128, 64, 16)
     """
     while batches < FEW_BATCHES and size // 2 >= BATCH_SIZES[0]:

@@ -209,7 +209,7 @@ class Search:
         few = clock.predict(ladder.in_full(self.table)) > FEW * clock.left
         if self.table.rungs <= FULL_RUNG and not few:
             return []
-        count = max(1, min(MAX_FINALE, round(clock.parallel)))
+        count = min(MAX_FINALE, max(self.trainer.at_once, round(clock.parallel)))
         # A refit would take as long again: where length pays, a longer run is worth more.
         kept, clock.reserved = clock.reserved, 0.0
         rows = ladder.finale(self.table, partial(self._fitting, count), count)
