@@ -194,7 +194,7 @@ class Disk:
 class CountingTrainer:
     """Trains integers; keeps which batches of which runs it has trained."""
 
-    at_once = 1
+    at_once = cores = 1
 
     def __init__(self, score: Callable[[Row], float] = quality) -> None:
         self.score = score

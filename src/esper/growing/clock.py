@@ -29,7 +29,8 @@ AUGMENTED: Final = 1.1
 
 def _kind(row: Row) -> tuple[object, ...]:
     """What the speed of a run depends on."""
-    return row.variant, row.topology, row.recipe.batch_size, row.recipe.augment
+    recipe = row.recipe
+    return row.variant, row.topology, recipe.batch_size, row.threads, recipe.augment
 
 
 class Clock:
@@ -49,8 +50,8 @@ class Clock:
         self._now, self._began, self.limit, self._earlier = now, began, limit, earlier
         self._share = share
         self._speeds: dict[tuple[object, ...], tuple[float, float]] = {}
-        """(variant, topology, batch size, augmentation) -> (cost, its share of the seconds of a
-        batch)."""
+        """(variant, topology, batch size, threads, augmentation) -> (cost, its share of the seconds
+        of a batch)."""
         self._judging: list[float] = []
         self.judged = 1
         """Networks that would be judged on test now."""
@@ -125,7 +126,7 @@ class Clock:
         exact = self._speeds.get(_kind(row))
         if exact is not None:
             return exact[1]
-        same = [each for kind, (_, each) in self._speeds.items() if kind[:3] == _kind(row)[:3]]
+        same = [each for kind, (_, each) in self._speeds.items() if kind[:-1] == _kind(row)[:-1]]
         if same:
             return AUGMENTED * max(same)
         near, each = min(self._speeds.values(), key=lambda pair: abs(pair[0] - row.cost))
@@ -137,7 +138,7 @@ class Clock:
 
     def predict(self, row: Row) -> float:
         """Seconds until a run that starts now, and shares the device with none, has ended."""
-        return self._slower * self.share(row)
+        return self.share(row) * (1.0 if row.threads else self._slower)
 
     def alone(self, row: Row) -> float:
         """Seconds of a whole run that shares the device with none."""

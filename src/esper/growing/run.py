@@ -49,7 +49,8 @@ from esper.growing.trainers.augment import NONE, check_augmentation, levels
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
-from esper.growing.trainers.job import Job, Running, Trainer
+from esper.growing.trainers.job import Job, Trainer
+from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.variants import VariantMaker
 from esper.growing.widths import (
@@ -76,8 +77,6 @@ TRAINED: Final = 0.2
 """An instance whose score exceeds the best constant's by this share of what is left is trained."""
 REFERENCE_RUNS: Final = 6.0
 """The time limit is this many full runs of a model above the limits on size, at least."""
-PROBE_BATCHES: Final = 5
-PROBE_SECONDS: Final = 0.25
 """How long the speed of the model is measured, before a search with a limit on time."""
 FOUND: Final = {
     "fingerprint": "data",
@@ -243,25 +242,8 @@ class GrowRun:
     def _probe(self) -> float:
         """Seconds of a batch of the model, after the first ones, as the search will train it."""
         base, seed = self.networks.base, self.settings.seed
-        recipe = self._recipe(self.full)
-        if self.ranks.size > 1:
-            recipe = replace(recipe, batches=min(recipe.batches, PROBE_BATCHES))
-        job = Job(0, lambda: base.build(base.bare, seed), recipe, seed, judged=False)
-        times = list[tuple[float, int]]()
-
-        def look(running: Sequence[Running]) -> bool:
-            if running and running[0].trained >= 2:
-                times.append((time.monotonic(), running[0].trained))
-            return (
-                self.ranks.size == 1
-                and len(times) > 1
-                and (times[-1][0] - times[0][0] > PROBE_SECONDS and times[-1][1] > times[0][1])
-            )
-
-        (found,) = self.trainer.train(iter([job]), look)
-        if found.trained == recipe.batches or len(times) < 2 or times[-1][1] == times[0][1]:
-            return found.seconds / max(1, found.trained)
-        return (times[-1][0] - times[0][0]) / (times[-1][1] - times[0][1])
+        job = Job(0, lambda: base.build(base.bare, seed), self._recipe(self.full), seed)
+        return batch_seconds(self.trainer, job, together=self.ranks.size > 1)
 
     def _in_time(self, seconds: float) -> Length:
         """The length of full runs for which there is time."""

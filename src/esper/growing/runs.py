@@ -101,6 +101,8 @@ class Row:
     """(batches, training loss) on the way."""
     diverged: bool = False
     seconds: float = 0.0
+    threads: int = 0
+    """Threads that it is trained with on a CPU, if it has more than others."""
     how: How = How()
     saved: bool = False
     """Its weights are in the run folder."""

@@ -32,6 +32,7 @@ from esper.growing.proposals import DIVISORS, FULL_RUNG
 from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
+from esper.growing.trainers.probe import batch_seconds
 from esper.plotting.pareto import pareto
 
 SAVE_SECONDS: Final = 1.0
@@ -44,6 +45,8 @@ FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
 SHARED_MARGIN: Final = 0.75
 """The share where they train on one device: how much so few slow each other is not known."""
+SPEEDUP: Final = 0.7
+"""Of the number of cores, for which one run gets them all."""
 MAX_FINALE: Final = 4
 """Runs of the finale."""
 MAX_FILLING: Final = 8
@@ -212,9 +215,29 @@ class Search:
         count = min(MAX_FINALE, max(self.trainer.at_once, round(clock.parallel)))
         # A refit would take as long again: where length pays, a longer run is worth more.
         kept, clock.reserved = clock.reserved, 0.0
-        rows = ladder.finale(self.table, partial(self._fitting, count), count)
+        rows = self._on_all_cores()
+        rows = rows or ladder.finale(self.table, partial(self._fitting, count), count)
         clock.reserved = clock.reserved if rows else kept
         return rows
+
+    def _on_all_cores(self) -> list[Row]:
+        """One long run with all cores of a CPU, if they train it nearly as many times as fast."""
+        cores, clock = self.trainer.cores, self.clock
+        if cores == 1:
+            return []
+        best = self.ladder.in_full(self.table)
+        wide = replace(best, recipe=replace(best.recipe, batches=1), threads=cores)
+        build = partial(self.networks.build, best, self.table.rows)
+        each = batch_seconds(self.trainer, Job(0, build, best.recipe, best.seed, threads=cores))
+        if clock.predict(replace(wide, threads=0)) < SPEEDUP * cores * each:
+            return []
+        clock.learn_speed(wide, each)
+
+        def fitting(row: Row) -> int:
+            return int(MARGIN * clock.left / clock.batch_seconds(replace(row, threads=cores)))
+
+        rows = self.ladder.finale(self.table, fitting, 1)
+        return [replace(row, threads=cores) if not place else row for place, row in enumerate(rows)]
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """Those that could start now, with the next numbers."""
@@ -310,7 +333,8 @@ class Search:
     def _job(self, row: Row) -> Job:
         self.clock.start(row)
         build = partial(self.networks.build, row, self.table.rows)
-        return Job(row.number, build, row.recipe, row.seed, self._store.checkpoint(row.number))
+        path = self._store.checkpoint(row.number)
+        return Job(row.number, build, row.recipe, row.seed, path, row.threads)
 
     def _beside_first(self) -> Iterator[Row]:
         """What the first rung trains besides the model as given: it depends on no result."""

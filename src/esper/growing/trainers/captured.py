@@ -173,7 +173,7 @@ def _stored(task: Task, free: int) -> Task:
 class CapturedTrainer:
     """Many runs at a time on one GPU."""
 
-    at_once = 1  # how much they slow each other shows as they train
+    cores = at_once = 1  # how much they slow each other shows as they train
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ SAVE_SECONDS: Final = 60.0
 class EagerTrainer:
     """One run after the other."""
 
-    at_once = 1
+    at_once = cores = 1
 
     def __init__(self, task: Task) -> None:
         self.task = task

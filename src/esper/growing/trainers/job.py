@@ -25,6 +25,8 @@ class Job:
     checkpoint: Path | None = None
     """File of its state under way: continued from there if it exists, removed by the caller. None:
     it is not saved on the way."""
+    threads: int = 0
+    """Threads that it is trained with on a CPU; 0: as many as the trainer gives to each."""
     judged: bool = True
     """Whether it is judged on the validation part at its end."""
 
@@ -67,6 +69,8 @@ Tick = Callable[[Sequence[Running]], bool]
 class Trainer(Protocol):
     """Trains runs, as many at a time as it can."""
 
+    cores: int
+    """Threads that a single run may have on a CPU, instead of as many runs; 1: no choice."""
     at_once: int
     """Runs that train at a time without slowing each other."""
 

@@ -47,7 +47,7 @@ MAX_BATCHES: Final = 1000
 class ShardedTrainer:
     """One run after the other, each on all ranks; every rank calls `train` with the same jobs."""
 
-    at_once = 1
+    at_once = cores = 1
 
     def __init__(self, task: Task, ranks: ShardRanks, small: int = SMALL) -> None:
         """`small`: parameters of a network that is gathered as a whole."""

@@ -157,6 +157,8 @@ class WorkerTrainer:
         self._trains = trains or not self._devices
         self._count = len(self._devices)
         self.at_once = max(1, self._count + self._trains)
+        own = task.device.type == "cpu" and trains and transport is None
+        self.cores = self.at_once if own else 1
         self._transport = ProcessTransport() if transport is None else transport
         self._form, self.note = task_form(task)
         """Why runs are trained in this process alone; empty: they are not."""
@@ -213,9 +215,9 @@ class WorkerTrainer:
         with self._computing():
             network = job.build()
             if self._form is not None and self._forms.describe(network) is not None:
-                return _OwnRun(self._program(job, network), self._threads)
+                return _OwnRun(self._program(job, network), job.threads or self._threads)
         # No other process would train it, so nothing is gained by computing as they do.
-        self.at_once = 1
+        self.at_once = self.cores = 1
         threads = torch.get_num_threads()
         with self._computing(threads):
             return _OwnRun(self._program(job, network), threads)
@@ -323,6 +325,9 @@ class WorkerTrainer:
         if job_or_none is None:
             return None
         job = job_or_none
+        if job.threads:  # of this process, whose threads are the cores of the others
+            waiting.own.append(job)
+            return None
         with self._computing():
             found = self._forms.describe(job.build())
         if found is not None:
