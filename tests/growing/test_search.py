@@ -423,9 +423,10 @@ def test_the_last_rung_is_reported_though_the_time_is_over(tmp_path):
 
 
 class Pair(Ticking):
-    """Trains two runs at a time, each as fast as if it were alone."""
+    """Trains two runs at a time, each as fast as if it were alone, or one with both cores."""
 
     at_once = 2
+    speedup = 1.0
 
     def train(self, jobs, tick):
         running: list[list] = []
@@ -436,7 +437,9 @@ class Pair(Ticking):
                 return
             self.now += 0.1
             for held in list(running):
-                held[1] = min(held[1] + 1.0 / held[0].build()[1].cost, held[0].recipe.batches)
+                speed = self.speedup if held[0].threads else 1.0
+                done = held[1] + speed / held[0].build()[1].cost
+                held[1] = min(done, held[0].recipe.batches)
             stopped = tick([Running(j.number, int(at), j.recipe.batches) for j, at, _ in running])
             for held in list(running):
                 job, at, began = held[0], int(held[1]), held[2]
@@ -522,6 +525,23 @@ def test_the_last_long_runs_get_more_than_a_third_of_the_time(tmp_path, limit):
     assert all(one.status == "finished" for one in long)
     best = max(rows, key=lambda one: one.merit)
     assert best in long
+
+
+@pytest.mark.parametrize(("speedup", "threads"), [(1.8, 2), (1.3, 0)])
+def test_the_last_long_run_has_all_cores_where_they_train_it_faster(tmp_path, speedup, threads):
+    trainer = Pair()
+    trainer.cores, trainer.speedup = 2, speedup
+    clock = Clock(lambda: trainer.now, 0.0, 60.0, 0.0, 1.0)
+    clock.begin(row(0), 0.1, 2)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("esper.growing.trainers.probe.time.monotonic", lambda: trainer.now)
+        patched.setattr("esper.growing.trainers.probe.SECONDS", 3.0)  # a batch takes 0.2 s
+        search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
+    rows = search.table.rows
+    longest = max(rows, key=lambda one: one.recipe.batches * one.cost)
+    assert (longest.threads, longest.status) == (threads, "finished")
+    assert trainer.now > 0.85 * 60
+    assert {one.threads for one in rows if one is not longest} == {0}
 
 
 def test_where_length_does_not_pay_the_time_goes_to_other_networks(tmp_path):

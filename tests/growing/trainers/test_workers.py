@@ -191,6 +191,28 @@ def test_what_no_worker_can_train_is_computed_with_all_threads(tmp_path, monkeyp
     assert seen == {threads}
 
 
+def test_a_run_with_threads_of_its_own_is_trained_here_beside_the_worker(tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), dict[int, set[int]]()
+    advance = module._OwnRun.advance
+
+    def noting(run: Any, seconds: float) -> bool:
+        seen.setdefault(run.program.job.number, set()).add(torch.get_num_threads())
+        return advance(run, 0.0)
+
+    monkeypatch.setattr(module._OwnRun, "advance", noting)
+    task = make_task()
+    first, wide, last = jobs_in(tmp_path, 3, 5)
+    transport = Pretended(task)
+    found = trained(
+        WorkerTrainer(task, 1, transport=transport), [first, replace(wide, threads=2), last]
+    )
+    assert sorted(found) == [0, 1, 2]
+    assert seen[1] == {2}
+    assert all(threads == {1} for number, threads in seen.items() if number != 1)
+    assert 1 not in [one.number for one in transport.sent if isinstance(one, Assignment)]
+    assert torch.get_num_threads() == before
+
+
 def test_threads_and_generators_are_the_users_between_runs(tmp_path):
     before, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(2)
