@@ -535,7 +535,7 @@ def test_the_last_long_run_has_all_cores_where_they_train_it_faster(tmp_path, sp
     clock.begin(row(0), 0.1, 2)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("esper.growing.trainers.probe.time.monotonic", lambda: trainer.now)
-        patched.setattr("esper.growing.trainers.probe.SECONDS", 3.0)  # a batch takes 0.2 s
+        patched.setattr("esper.growing.search.PROBE_SHARE", 0.05)  # a batch takes 0.2 s
         search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
     rows = search.table.rows
     longest = max(rows, key=lambda one: one.recipe.batches * one.cost)

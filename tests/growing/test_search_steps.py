@@ -20,6 +20,7 @@ from esper.growing.search import (
     MAX_FINALE,
     MAX_LEAST,
     MAX_REFUSED,
+    SAFE,
     SHARED_MARGIN,
     Search,
     control_numbers,
@@ -91,7 +92,7 @@ def test_a_run_starts_if_compute_and_time_suffice_and_goes_on_while_there_is_tim
 
 @pytest.mark.parametrize(
     ("count", "at_once", "each", "share"),
-    [(1, 1, 0.1, MARGIN), (2, 2, 0.1, MARGIN), (2, 1, 0.1, SHARED_MARGIN), (8, 9, 0.2, MARGIN)],
+    [(1, 1, 0.1, SAFE), (2, 2, 0.1, SAFE), (2, 1, 0.1, SHARED_MARGIN), (8, 9, 0.2, SAFE)],
 )
 def test_runs_that_fill_the_time_share_it(tmp_path, count, at_once, each, share):
     """Alone a batch takes a tenth of a second, beside three others a fourth of that each."""
@@ -270,7 +271,7 @@ def test_the_finale_comes_after_a_full_rung_or_where_there_is_no_time_for_many(
 
     made.search.ladder.finale = finale  # type: ignore[method-assign]
     assert made.search._finale() == [planned(1, 500)] * due
-    assert asked == [(int(MARGIN * made.clock.left / 0.1), 1)] * due
+    assert asked == [(int(SAFE * made.clock.left / 0.1), 1)] * due
     if due:
         assert made.search._propose() == [planned(1, 500)], "and nothing else"
 

@@ -24,7 +24,7 @@ import numpy as np
 from torch import Tensor
 
 from esper.growing.budget import Budget
-from esper.growing.clock import MARGIN, Clock
+from esper.growing.clock import Clock
 from esper.growing.ladder import Ladder
 from esper.growing.moves import SAME
 from esper.growing.networks import Networks
@@ -43,8 +43,12 @@ FILLED: Final = 0.95
 """Share of the time that is left that they are to take."""
 FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
+SAFE: Final = 0.85
+"""Share of the time left that the last runs are to take: one that is cut is not annealed."""
+PROBE_SHARE: Final = 0.01
+"""Share of the time that is left for which the speed of the last long run is looked at."""
 SHARED_MARGIN: Final = 0.75
-"""The share where they train on one device: how much so few slow each other is not known."""
+"""The share where they share a device: how much so few slow each other is not known."""
 SPEEDUP: Final = 0.7
 """Of the number of cores, for which one run gets them all."""
 MAX_FINALE: Final = 4
@@ -228,13 +232,14 @@ class Search:
         best = self.ladder.in_full(self.table)
         wide = replace(best, recipe=replace(best.recipe, batches=1), threads=cores)
         build = partial(self.networks.build, best, self.table.rows)
-        each = batch_seconds(self.trainer, Job(0, build, best.recipe, best.seed, threads=cores))
+        job = Job(0, build, best.recipe, best.seed, threads=cores)
+        each = batch_seconds(self.trainer, job, seconds=PROBE_SHARE * clock.left)
         if clock.predict(replace(wide, threads=0)) < SPEEDUP * cores * each:
             return []
         clock.learn_speed(wide, each)
 
         def fitting(row: Row) -> int:
-            return int(MARGIN * clock.left / clock.batch_seconds(replace(row, threads=cores)))
+            return int(SAFE * clock.left / clock.batch_seconds(replace(row, threads=cores)))
 
         rows = self.ladder.finale(self.table, fitting, 1)
         return [replace(row, threads=cores) if not place else row for place, row in enumerate(rows)]
@@ -290,7 +295,7 @@ class Search:
         """Batches that each of some networks can be trained on in the time that is left."""
         one = replace(row, recipe=replace(row.recipe, batches=1), trained=0)
         each = max(count * self.clock.share(one), self.clock.predict(one))
-        margin = MARGIN if count <= self.trainer.at_once else SHARED_MARGIN
+        margin = SAFE if count <= self.trainer.at_once else SHARED_MARGIN
         return int(margin * self.clock.left / each) if each > 0 else 0
 
     def _add(self, rows: Sequence[Row]) -> bool:

@@ -14,8 +14,14 @@ BATCHES: Final = 5
 SECONDS: Final = 0.25
 
 
-def batch_seconds(trainer: Trainer, job: Job, together: bool = False) -> float:
-    """Seconds of a batch after the first ones; `together`: other ranks train it, too."""
+def batch_seconds(
+    trainer: Trainer, job: Job, together: bool = False, seconds: float = SECONDS
+) -> float:
+    """Seconds of a batch after the first ones.
+
+    together: other ranks train it, too.
+    seconds: how long to look, at least.
+    """
     recipe = job.recipe
     if together:
         recipe = replace(recipe, batches=min(recipe.batches, BATCHES))
@@ -26,7 +32,7 @@ def batch_seconds(trainer: Trainer, job: Job, together: bool = False) -> float:
             times.append((time.monotonic(), running[0].trained))
         if together or len(times) < 2:
             return False
-        return times[-1][0] - times[0][0] > SECONDS and times[-1][1] > times[0][1]
+        return times[-1][0] - times[0][0] > seconds and times[-1][1] > times[0][1]
 
     (found,) = trainer.train(iter([replace(job, recipe=recipe, judged=False)]), look)
     if found.trained == recipe.batches or len(times) < 2 or times[-1][1] == times[0][1]:
