@@ -211,6 +211,7 @@ DISPLAYED = """
 import os, pathlib, sys
 from esper.karn.run_progress import RunProgressSink
 from esper.leyline import *
+from esper.leyline.payloads import *
 from esper.nissa import *
 reader, writer = os.pipe()
 os.close(reader)
@@ -377,6 +378,7 @@ def test_a_signal_handler_may_emit_inside_emit(run_python):
     """Its thread already holds the hub's lock then."""
     code = """
 from esper.leyline import *
+from esper.leyline.payloads import *
 from esper.nissa import *
 hub = TelemetryHub([MemorySink()], TelemetryLevel.DEBUG)
 with hub._changed:
@@ -411,6 +413,7 @@ def test_a_hub_that_nobody_closes_is_closed_at_exit(run_python, tmp_path):
     code = """
 import sys, pathlib
 from esper.leyline import *
+from esper.leyline.payloads import *
 from esper.nissa import *
 hub = TelemetryHub([JsonlSink(pathlib.Path(sys.argv[1]), 10**6, 1e9)], TelemetryLevel.DEBUG)
 for i in range(300):
@@ -427,6 +430,7 @@ def test_in_a_forked_child_the_hub_does_nothing_and_does_not_hang(run_python, tm
     code = """
 import os, sys, pathlib
 from esper.leyline import *
+from esper.leyline.payloads import *
 from esper.nissa import *
 hub = TelemetryHub([JsonlSink(pathlib.Path(sys.argv[1]))], TelemetryLevel.DEBUG)
 event = lambda i: TelemetryEvent.of(CheckpointLoaded("a", i))

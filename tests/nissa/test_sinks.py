@@ -41,6 +41,7 @@ WRITER = """
 import sys, pathlib, resource
 import numpy as np
 from esper.leyline import *
+from esper.leyline.payloads import *
 from esper.nissa import *
 run, limit = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 sinks = [JsonlSink(run / "events.jsonl", 7), ParquetSink(run, rows_per_part=50), MemorySink()]

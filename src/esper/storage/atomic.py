@@ -23,10 +23,14 @@ _umask_lock: Final = threading.Lock()
 def write_atomic(path: Path, content: bytes) -> None:
     """Write to a temporary file beside `path`, sync, rename; a failure keeps the old file.
 
+    A device or a pipe is written to: a rename would replace it, /dev/null included, for root.
     An OSError carries `path`, whichever file or descriptor it was raised for.
     """
     try:
-        _write_and_rename(path, content)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content)
+        else:
+            _write_and_rename(path, content)
     except OSError as error:
         if error.errno is not None:
             error.filename = os.fspath(path)
