@@ -544,6 +544,15 @@ def test_the_last_long_run_has_all_cores_where_they_train_it_faster(tmp_path, sp
     assert {one.threads for one in rows if one is not longest} == {0}
 
 
+def test_the_last_long_runs_keep_to_a_limit_on_compute_as_well(tmp_path):
+    trainer = Pair()
+    clock = Clock(lambda: trainer.now, 0.0, 240.0, 0.0, 1.0)
+    clock.begin(row(0), 0.1, 2)
+    search, _ = searched(tmp_path, runs=3.0, trainer=trainer, clock=clock)
+    assert search.runs <= 3.0 * (1 + 1e-6)
+    assert all(one.ended for one in search.table.rows), "none is planned that cannot be paid for"
+
+
 def test_where_length_does_not_pay_the_time_goes_to_other_networks(tmp_path):
     flat = Pair()
     flat.score = lambda one: 0.5 + 0.0001 * one.params

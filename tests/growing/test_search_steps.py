@@ -267,13 +267,13 @@ def test_the_finale_comes_after_a_full_rung_or_where_there_is_no_time_for_many(
 
     def finale(table: Table, batches: Any, count: int) -> list[Row]:
         asked.append((batches(row(0)), count))
-        return [planned(1, 500)]
+        return [planned(1, 300)]
 
     made.search.ladder.finale = finale  # type: ignore[method-assign]
-    assert made.search._finale() == [planned(1, 500)] * due
+    assert made.search._finale() == [planned(1, 300)] * due
     assert asked == [(int(SAFE * made.clock.left / 0.1), 1)] * due
     if due:
-        assert made.search._propose() == [planned(1, 500)], "and nothing else"
+        assert made.search._propose() == [planned(1, 300)], "and nothing else"
 
 
 @pytest.mark.parametrize(("parallel", "count"), [(1, 1), (3, 3), (9, MAX_FINALE)])

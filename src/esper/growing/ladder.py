@@ -17,7 +17,7 @@ long run each: the finale, which comes at once where there is no time for many f
 Augmentation pays in long runs, and often looks harmful in short ones: each strength goes on to a
 longer run as long as it gains enough from length to overtake the best.
 
-Proposals depend on runs that have ended alone, so that the same runs lead to the same proposals.
+Proposals depend only on runs that have ended, so that the same runs lead to the same proposals.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Ladder(Proposals):
     """Proposes the runs of the next rung."""
 
     def first(self) -> Row:
-        """The model as given; in full, if time is not limited, or it is the reference alone."""
+        """The model as given; in full, if time is not limited, or it is only the reference."""
         competes = self.networks.allows(0, self.networks.base.bare)
         short = self.settings.timed and self.settings.policy == "ladder" and competes
         return self._model(self._length(0) if short else self._full)

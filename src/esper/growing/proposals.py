@@ -3,7 +3,7 @@
 Longer runs of the best, with and without regularisers; networks that differ from one of the
 frontier in one thing; what length may bring. Which of them a rung holds is the ladder's choice.
 
-A proposal depends on runs that have ended alone, so that the same runs lead to the same proposals.
+A proposal depends only on runs that have ended, so that the same runs lead to the same proposals.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RESTARTS: Final = 8
 MAX_RUNS: Final = 48
 """Runs of a rung."""
 RESTART_SHARE: Final = 0.2
-"""Share of the neighbours that differ in their initial weights and the order of samples alone."""
+"""Share of the neighbours that differ only in their initial weights and the order of samples."""
 WIDTH_SHARE: Final = 0.15
 """Share that differ in width."""
 SEED_SHARE: Final = 0.1

@@ -204,6 +204,7 @@ class Search:
         if not rows and math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL:
             count = max(1, min(MAX_FILLING, round(self.clock.parallel)))
             rows = ladder.filling(self.table, partial(self._fitting, count), count)
+            rows = self._affordable(rows)
         if not rows:
             self.table = replace(self.table, ended=reason)
         return rows
@@ -219,15 +220,19 @@ class Search:
         count = min(MAX_FINALE, max(self.trainer.at_once, round(clock.parallel)))
         # A refit would take as long again: where length pays, a longer run is worth more.
         kept, clock.reserved = clock.reserved, 0.0
-        rows = self._on_all_cores()
-        rows = rows or ladder.finale(self.table, partial(self._fitting, count), count)
+        rows = self._affordable(self._on_all_cores())
+        if not rows:
+            fitting = partial(self._fitting, count)
+            rows = self._affordable(ladder.finale(self.table, fitting, count))
         clock.reserved = clock.reserved if rows else kept
         return rows
 
     def _on_all_cores(self) -> list[Row]:
         """One long run with all cores of a CPU, if they train it nearly as many times as fast."""
         cores, clock = self.trainer.cores, self.clock
-        if cores == 1:
+        # Nothing is timed for runs that would not be proposed if all cores were as fast as many.
+        most = lambda row: cores * self._fitting(cores, row)  # noqa: E731
+        if cores == 1 or not self.ladder.finale(self.table, most, 1):
             return []
         best = self.ladder.in_full(self.table)
         wide = replace(best, recipe=replace(best.recipe, batches=1), threads=cores)

@@ -132,7 +132,7 @@ def cut_network(
     from torch.distributed.fsdp import fully_shard
 
     for param in network.parameters():
-        # FSDP2 takes contiguous ones alone.
+        # FSDP2 takes only contiguous ones.
         param.data = param.data.to(shards.device) if param in copied else param.data.contiguous()
     moved: dict[int, Tensor] = {}
     for part in network.modules():
