@@ -211,16 +211,16 @@ class CountingTrainer:
     def _run(self, job: Job, tick: Tick) -> Outcome:
         value, made = cast("tuple[int, Row]", job.build())
         batch, score = 0, self.score(made)
-        assert job.checkpoint is not None
-        if job.checkpoint.exists():
+        if job.checkpoint is not None and job.checkpoint.exists():
             batch, value = json.loads(job.checkpoint.read_text())
         stopped = False
         while batch < job.recipe.batches and not stopped:
             value = (value * 31 + batch + round(1e7 * job.recipe.lr)) % (2**40)
-            self.trained.append((job.number, batch))
+            if job.judged:  # and not only timed
+                self.trained.append((job.number, batch))
             batch += 1
             stopped = batch % 4 == 0 and tick([Running(job.number, batch, job.recipe.batches)])
-        if stopped:
+        if stopped and job.checkpoint is not None:
             job.checkpoint.write_text(json.dumps([batch, value]))
         curve = ((batch, score),)
         return Outcome(job.number, batch, not math.isnan(score), score, 0.1, curve, 0.0, 0.0, HOW,

@@ -7,6 +7,8 @@ that under `exact` nothing but the capture differs: both must agree bit for bit.
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -471,3 +473,36 @@ def test_work_given_as_a_partial_is_all_a_graph_needs():
     expected = sum((2.0 * value + 1.0) ** 2 for value in range(4))
     assert total.tolist() == [expected] * 4
     assert cache.captures == 2
+
+
+FAILED = """
+import sys
+sys.path[:0] = {paths!r}
+import torch
+from esper.device.graphs import record_graph
+
+held = torch.ones(4, device="cuda")
+def raises(): held.add_(1); raise RuntimeError("ours")
+def waits(): held.add_(1); held.sum().item()
+def allocates(): waits(torch.ones(8, device="cuda"))
+
+with torch.cuda.stream(torch.cuda.Stream()):
+    shared = torch.cuda.graph_pool_handle()
+    kept = record_graph(lambda: held.add_(1), shared)
+    for work in (raises, waits, allocates):
+        for pool in (None, shared):
+            try: record_graph(work, pool)
+            except (RuntimeError, TypeError): pass
+            else: raise SystemExit("it was captured")
+    kept.replay()
+    torch.cuda.synchronize()
+    assert held[0].item() == 2.0
+"""
+
+
+def test_a_process_whose_captures_failed_exits_cleanly():
+    """A pool that is released twice aborts it at its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILED.format(paths=sys.path)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

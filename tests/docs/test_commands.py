@@ -51,7 +51,7 @@ STORE = KeptMembers.store_plain  # conftest.py replaces it when the tests begin
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    """A folder with the run that the pages call RUN, and the file they show."""
+    """A folder with the run that the pages call RUN, and the files they name."""
     root = tmp_path_factory.mktemp("docs")
     flags = [*TINY, "--rounds", "1", "--quiet", "--runs", str(root / "runs")]
     with pytest.MonkeyPatch.context() as patch:
@@ -61,6 +61,7 @@ def trained(tmp_path_factory) -> Path:
     run.rename(run.with_name("RUN"))
     (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     (root / "mine.toml").write_text(shown)
+    (root / "rules.toml").write_text("take_turns = true\nprobation_steps = 2\n")
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     (root / "mine.py").write_text(code)
     names: dict[str, Any] = {}

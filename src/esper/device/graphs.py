@@ -14,7 +14,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import Any, Final, Protocol
 
@@ -110,13 +109,14 @@ def _give_up(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
     """End a capture that failed; torch's own end stops at the first error and leaves the rest."""
     _failed.append(graph)
     device = torch.cuda.current_device()
-    for end in (
-        graph.capture_end,
-        partial(torch._C._cuda_endAllocateToPool, device, pool),
-        partial(torch._C._cuda_releasePool, device, pool),
-    ):
-        with contextlib.suppress(RuntimeError):  # the first error is the one to report
-            end()
+    with contextlib.suppress(RuntimeError):  # the first error is the one to report
+        graph.capture_end()
+    try:
+        graph.pool()
+    except RuntimeError:  # it was not ended, so it does not release its pool by itself
+        for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with contextlib.suppress(RuntimeError):
+                end(device, pool)
 
 
 @contextlib.contextmanager

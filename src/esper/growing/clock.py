@@ -27,7 +27,7 @@ AUGMENTED: Final = 1.1
 """Times as long that a network is thought to take with an augmentation that was not timed."""
 
 
-def _kind(row: Row) -> tuple[object, ...]:
+def kind_of(row: Row) -> tuple[object, ...]:
     """What the speed of a run depends on."""
     recipe = row.recipe
     return row.variant, row.topology, recipe.batch_size, row.threads, recipe.augment
@@ -52,6 +52,8 @@ class Clock:
         self._speeds: dict[tuple[object, ...], tuple[float, float]] = {}
         """(variant, topology, batch size, threads, augmentation) -> (cost, its share of the seconds
         of a batch)."""
+        self._timed: dict[tuple[object, ...], float] = {}
+        """Of those that were timed for what they are to train in next: seconds of a batch."""
         self._judging: list[float] = []
         self.judged = 1
         """Networks that would be judged on test now."""
@@ -59,8 +61,8 @@ class Clock:
         """Seconds of a batch of the model as given, if nothing else trains."""
         self._ended: list[tuple[Row, float, float]] = []
         """Runs of the rung under way: their seconds in all, and of a batch."""
-        self._started: dict[int, float] = {}
-        """Runs under way -> their shares of the time."""
+        self._started: dict[int, tuple[float, float]] = {}
+        """Runs under way -> when they began, their shares of the time."""
         self.parallel = 1.0
         """Runs that train at a time, about."""
         self.reserved = 0.0
@@ -93,7 +95,7 @@ class Clock:
 
     def start(self, row: Row) -> None:
         """A run starts."""
-        self._started[row.number] = self.share(row)
+        self._started[row.number] = self.seconds, self.share(row)
 
     def learn(self, row: Row, outcome: Outcome, trained: int) -> None:
         """Note how long a run took; `trained`: its batches in this session."""
@@ -115,7 +117,19 @@ class Clock:
 
     def learn_speed(self, row: Row, each: float) -> None:
         """Note the seconds of a batch of a network."""
-        self._speeds[_kind(row)] = row.cost, each
+        self._speeds[kind_of(row)] = row.cost, each
+
+    def time(self, row: Row, each: float, count: int) -> None:
+        """Note the seconds of a batch of a network beside as many others as it is to train with.
+
+        `count`: runs, it included.
+        """
+        self._timed[kind_of(row)] = each
+        self.learn_speed(row, each / count)
+
+    def is_timed(self, row: Row) -> bool:
+        """Whether it was timed for what it is to train in."""
+        return kind_of(row) in self._timed
 
     # ---- predictions ----------------------------------------------------------------------
 
@@ -123,10 +137,10 @@ class Clock:
         """A network's share of the seconds of a batch, from the nearest that was timed."""
         if not self._speeds:
             return 0.0
-        exact = self._speeds.get(_kind(row))
+        exact = self._speeds.get(kind_of(row))
         if exact is not None:
             return exact[1]
-        same = [each for kind, (_, each) in self._speeds.items() if kind[:-1] == _kind(row)[:-1]]
+        same = [each for kind, (_, each) in self._speeds.items() if kind[:-1] == kind_of(row)[:-1]]
         if same:
             return AUGMENTED * max(same)
         near, each = min(self._speeds.values(), key=lambda pair: abs(pair[0] - row.cost))
@@ -137,7 +151,13 @@ class Clock:
         return self.batch_seconds(row) * (row.recipe.batches - row.trained)
 
     def predict(self, row: Row) -> float:
-        """Seconds until a run that starts now, and shares the device with none, has ended."""
+        """Seconds until a run that starts now, and shares the device with none, has ended.
+
+        If it was timed: beside those that it was timed with.
+        """
+        each = self._timed.get(kind_of(row))
+        if each is not None:
+            return each * (row.recipe.batches - row.trained)
         return self.share(row) * (1.0 if row.threads else self._slower)
 
     def alone(self, row: Row) -> float:
@@ -158,7 +178,12 @@ class Clock:
         """Whether a run that starts now ends in time, with those under way."""
         if math.isinf(self.limit):
             return True
-        together = sum(self._started.values()) + self.share(row)
+        now = self.seconds
+        under_way = (
+            max(0.0, share - (now - began) / self.parallel)
+            for began, share in self._started.values()
+        )
+        together = sum(under_way) + self.share(row)
         return MARGIN * max(together, self.predict(row)) <= self.left
 
     def most_cost(self, first: Row, share: float) -> float:

@@ -77,7 +77,6 @@ TRAINED: Final = 0.2
 """An instance whose score exceeds the best constant's by this share of what is left is trained."""
 REFERENCE_RUNS: Final = 6.0
 """The time limit is this many full runs of a model above the limits on size, at least."""
-"""How long the speed of the model is measured, before a search with a limit on time."""
 FOUND: Final = {
     "fingerprint": "data",
     "architecture": "model",
@@ -243,7 +242,8 @@ class GrowRun:
         """Seconds of a batch of the model, after the first ones, as the search will train it."""
         base, seed = self.networks.base, self.settings.seed
         job = Job(0, lambda: base.build(base.bare, seed), self._recipe(self.full), seed)
-        return batch_seconds(self.trainer, job, together=self.ranks.size > 1)
+        (each,) = batch_seconds(self.trainer, [job], together=self.ranks.size > 1)
+        return each
 
     def _in_time(self, seconds: float) -> Length:
         """The length of full runs for which there is time."""

@@ -43,12 +43,15 @@ FILLED: Final = 0.95
 """Share of the time that is left that they are to take."""
 FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
-SAFE: Final = 0.85
-"""Share of the time left that the last runs are to take: one that is cut is not annealed."""
+SAFE: Final = 0.93
+"""Share of the time left that the last runs are to take; one that is cut in its last tenth loses
+little, as its rate is nearly 0."""
 PROBE_SHARE: Final = 0.01
-"""Share of the time that is left for which the speed of the last long run is looked at."""
+"""Share of the time that is left for which the speed of the last long runs is looked at."""
+MAX_PROBE: Final = 1.5
+"""Seconds of it, at most."""
 SHARED_MARGIN: Final = 0.75
-"""The share where they share a device: how much so few slow each other is not known."""
+"""The share where they share a device, and how much they slow each other is not known."""
 SPEEDUP: Final = 0.7
 """Of the number of cores, for which one run gets them all."""
 MAX_FINALE: Final = 4
@@ -145,6 +148,8 @@ class Search:
         self._saved_at = -math.inf
         self._stop = _Interrupts()
         self._forgotten: list[int] = []
+        self._start_up = 0.0
+        """Seconds before the first batches of the last runs, by a probe."""
         self._running: dict[int, Running] = {}
         """Runs under way, at the last tick."""
         self._begun: dict[int, tuple[float, int]] = {}
@@ -220,34 +225,55 @@ class Search:
         count = min(MAX_FINALE, max(self.trainer.at_once, round(clock.parallel)))
         # A refit would take as long again: where length pays, a longer run is worth more.
         kept, clock.reserved = clock.reserved, 0.0
-        rows = self._affordable(self._on_all_cores())
-        if not rows:
-            fitting = partial(self._fitting, count)
-            rows = self._affordable(ladder.finale(self.table, fitting, count))
+        rows = self._affordable(self._last_runs(count))
         clock.reserved = clock.reserved if rows else kept
         return rows
 
-    def _on_all_cores(self) -> list[Row]:
-        """One long run with all cores of a CPU, if they train it nearly as many times as fast."""
+    def _last_runs(self, count: int) -> list[Row]:
+        """Runs for the rest of the time: some beside each other, or one with all cores of a CPU.
+
+        That one is chosen if it is nearly as many times as fast as there are cores.
+        """
         cores, clock = self.trainer.cores, self.clock
-        # Nothing is timed for runs that would not be proposed if all cores were as fast as many.
-        most = lambda row: cores * self._fitting(cores, row)  # noqa: E731
-        if cores == 1 or not self.ladder.finale(self.table, most, 1):
-            return []
-        best = self.ladder.in_full(self.table)
-        wide = replace(best, recipe=replace(best.recipe, batches=1), threads=cores)
-        build = partial(self.networks.build, best, self.table.rows)
-        job = Job(0, build, best.recipe, best.seed, threads=cores)
-        each = batch_seconds(self.trainer, job, seconds=PROBE_SHARE * clock.left)
-        if clock.predict(replace(wide, threads=0)) < SPEEDUP * cores * each:
-            return []
-        clock.learn_speed(wide, each)
+        wide = self._timed_finale(1, cores) if cores > 1 else []
+        rows = self._timed_finale(count)
+        if not wide or not rows:
+            return wide or rows
+        alike = replace(rows[0], recipe=replace(rows[0].recipe, batches=1))
+        single, several = clock.predict(alike), clock.predict(replace(alike, threads=cores))
+        return wide if single >= SPEEDUP * cores * several else rows
 
-        def fitting(row: Row) -> int:
-            return int(SAFE * clock.left / clock.batch_seconds(replace(row, threads=cores)))
+    def _timed_finale(self, count: int, threads: int = 0) -> list[Row]:
+        """The finale with so many runs, whose lengths follow from their speeds beside each other.
 
-        rows = self.ladder.finale(self.table, fitting, 1)
-        return [replace(row, threads=cores) if not place else row for place, row in enumerate(rows)]
+        `threads`: of the first one.
+        """
+
+        def proposed() -> list[Row]:
+            with_threads = lambda row: self._fitting(count, replace(row, threads=threads))  # noqa: E731
+            rows = self.ladder.finale(self.table, with_threads, count)
+            return [replace(row, threads=threads) for row in rows[:1]] + rows[1:]
+
+        rows = proposed()
+        if not rows or self._ranks.size > 1:
+            return rows
+        self._time(rows[:count])
+        return proposed()
+
+    def _time(self, rows: Sequence[Row]) -> None:
+        """Look how fast some runs train beside each other."""
+        jobs = [
+            Job(0, partial(self.networks.build, row, self.table.rows), row.recipe, row.seed,
+                threads=row.threads)
+            for row in rows
+        ]  # fmt: skip
+        seconds = min(MAX_PROBE, PROBE_SHARE * self.clock.left)
+        began, now = self.clock.seconds, lambda: self.clock.seconds
+        speeds = batch_seconds(self.trainer, jobs, seconds=seconds, now=now)
+        self._start_up = max(0.0, self.clock.seconds - began - seconds)
+        for row, each in zip(rows, speeds, strict=True):
+            if each > 0:
+                self.clock.time(row, each, len(rows))
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """Those that could start now, with the next numbers."""
@@ -300,8 +326,10 @@ class Search:
         """Batches that each of some networks can be trained on in the time that is left."""
         one = replace(row, recipe=replace(row.recipe, batches=1), trained=0)
         each = max(count * self.clock.share(one), self.clock.predict(one))
-        margin = SAFE if count <= self.trainer.at_once else SHARED_MARGIN
-        return int(margin * self.clock.left / each) if each > 0 else 0
+        sure = self.clock.is_timed(row) or count <= self.trainer.at_once
+        margin = SAFE if sure else SHARED_MARGIN
+        left = max(0.0, self.clock.left - self._start_up)
+        return int(margin * left / each) if each > 0 else 0
 
     def _add(self, rows: Sequence[Row]) -> bool:
         self.table = replace(self.table, rows=(*self.table.rows, *rows))

@@ -52,7 +52,7 @@ def test_a_search_tells_its_frontier_and_its_budget(grown):
     curves = views.read_curves(grown)
     scores = {str(row.number): row.score for row in read_table(grown).rows if row.ended}
     assert scores[curves[0].label] == result.best.val_score, "the best network first"
-    assert curves[0].finished
+    assert any(curve.finished for curve in curves)
     runs = [row for row in read_table(grown).rows if row.ended]
     assert sum(len(curve.points) for curve in curves) == len(runs) > len(curves)
     assert "given" in {curve.origin for curve in curves}
