@@ -276,6 +276,16 @@ def test_the_finale_comes_after_a_full_rung_or_where_there_is_no_time_for_many(
         assert made.search._propose() == [planned(1, 300)], "and nothing else"
 
 
+@pytest.mark.parametrize(("left", "threads", "quick"), [
+    (11.0, 0, True), (9.0, 0, False), (9.0, 2, True), (4.5, 2, False),
+])  # fmt: skip
+def test_slow_networks_are_not_timed(tmp_path, left, threads, quick):
+    """Five batches take half a second."""
+    made = Timed(tmp_path, row(0), parallel=1)
+    made.now = USABLE - left
+    assert made.search._quick_to_time([planned(1, threads=threads), planned(2)]) is quick
+
+
 @pytest.mark.parametrize(("parallel", "count"), [(1, 1), (3, 3), (9, MAX_FINALE)])
 def test_the_finale_has_a_run_for_every_process(tmp_path, parallel, count):
     made, asked = Timed(tmp_path, row(0, rung=2), parallel=parallel), list[int]()

@@ -49,7 +49,12 @@ little, as its rate is nearly 0."""
 PROBE_SHARE: Final = 0.01
 """Share of the time that is left for which the speed of the last long runs is looked at."""
 MAX_PROBE: Final = 1.5
-"""Seconds of it, at most."""
+"""Seconds of it, at most, where a batch takes less."""
+PROBE_BATCHES: Final = 5
+"""Batches that it takes about, at least."""
+PROBED: Final = 0.05
+MAX_PROBED: Final = 0.1
+"""Shares of the time left that it may take: runs like those before, one with all cores."""
 SHARED_MARGIN: Final = 0.75
 """The share where they share a device, and how much they slow each other is not known."""
 SPEEDUP: Final = 0.7
@@ -237,8 +242,8 @@ class Search:
         cores, clock = self.trainer.cores, self.clock
         wide = self._timed_finale(1, cores) if cores > 1 else []
         rows = self._timed_finale(count)
-        if not wide or not rows:
-            return wide or rows
+        if not wide or not rows or not clock.is_timed(wide[0]):
+            return rows
         alike = replace(rows[0], recipe=replace(rows[0].recipe, batches=1))
         single, several = clock.predict(alike), clock.predict(replace(alike, threads=cores))
         return wide if single >= SPEEDUP * cores * several else rows
@@ -255,10 +260,19 @@ class Search:
             return [replace(row, threads=threads) for row in rows[:1]] + rows[1:]
 
         rows = proposed()
-        if not rows or self._ranks.size > 1:
+        if not rows or self._ranks.size > 1 or not self._quick_to_time(rows[:count]):
             return rows
         self._time(rows[:count])
         return proposed()
+
+    def _quick_to_time(self, rows: Sequence[Row]) -> bool:
+        """Whether some batches of them take little of the time that is left.
+
+        More may be spent on all cores, whose speed cannot be told from earlier runs.
+        """
+        one = (replace(row, recipe=replace(row.recipe, batches=1)) for row in rows)
+        seconds = PROBE_BATCHES * max(map(self.clock.predict, one))
+        return seconds < (MAX_PROBED if rows[0].threads else PROBED) * self.clock.left
 
     def _time(self, rows: Sequence[Row]) -> None:
         """Look how fast some runs train beside each other."""
