@@ -36,6 +36,7 @@ from esper.growing.trainers.data import Samples
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.lanes import CudaMachine
+from esper.growing.trainers.own_training import OwnTraining
 
 pytestmark = NEEDS_CUDA
 
@@ -256,6 +257,43 @@ def test_augmentation_is_the_same_on_every_device(augment):
     here, there = (Augmentation(augment, 3, d)(x.to(d), 9).cpu() for d in (CPU, DEVICE))
     assert torch.equal(here, there)
     assert not torch.equal(here, x)
+
+
+OPTIMIZERS = {
+    "Adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "fused AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_users_step_and_optimiser_are_captured_bit_for_bit(name, tmp_path):
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    own = OwnTraining(step, OPTIMIZERS[name])
+    task = replace(task_of("table"), own=own)
+    jobs = [jobs_of(tmp_path / part, mlp, 3, optimizer="own", lr=1.0) for part in ("a", "b")]
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+    eager, captured = (
+        train_all(EagerTrainer(task), jobs[0]),
+        train_all(CapturedTrainer(task), jobs[1]),
+    )
+    assert {one.how.trainer for one in captured.values()} == {"captured"}
+    assert all(digest(captured[n]) == digest(eager[n]) for n in eager)
+
+
+def test_a_users_step_that_waits_for_the_device_is_trained_eagerly(tmp_path):
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        return loss * (1.0 if loss.item() > 0 else 2.0)
+
+    task = replace(task_of("table"), own=OwnTraining(step))
+    found = train_all(CapturedTrainer(task), jobs_of(tmp_path, mlp, 1))[0]
+    assert found.how.trainer == "eager"
+    assert found.trained == 50
 
 
 def test_half_precision_is_entered_inside_the_capture(tmp_path):

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 RATE_STEP: Final = 3.0
 """Ratio of neighbouring learning rates."""
-RATE_LIMITS: Final = (1e-6, 1.0)
+RATE_LIMITS: Final = {"adamw": (1e-6, 1.0), "sgd": (1e-6, 1.0), "own": (1e-3, 1e3)}
 DECAY_STEP: Final = 5.0
 DECAY_LIMITS: Final = (1e-6, 1.0)
 BATCH_LIMITS: Final = (8, 1024)
@@ -66,7 +66,7 @@ class Space:
     def other_rates(self, recipe: Recipe) -> Iterator[Recipe]:
         """Neighbouring rates, then the first ones."""
         steps = (RATE_STEP, 1.0 / RATE_STEP) if self.more_rates else ()
-        low, high = RATE_LIMITS
+        low, high = RATE_LIMITS[recipe.optimizer]
         for rate in (*(recipe.lr * step for step in steps), *self.rates):
             lr = self._known_rate(rate)
             if low <= lr <= high and lr != recipe.lr:

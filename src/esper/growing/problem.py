@@ -38,6 +38,8 @@ class Problem:
     loss: TrainingLoss
     metric: Metric
     architecture: str
+    weighted: bool = False
+    """Samples have weights."""
 
     def constant_score(self, part: GrowPart) -> float:
         """Metric of the best constant prediction on a part; NaN if it is not known."""
@@ -69,7 +71,7 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     )
     check_against_model(data, made, outputs)
     metric = _checked_metric(settings.metric, made, data)
-    return Problem(model, trace, data, made, metric, architecture_of(host))
+    return Problem(model, trace, data, made, metric, architecture_of(host), weighted)
 
 
 def _traced(model: Model, data: GrowData, settings: GrowSettings) -> HostTrace:

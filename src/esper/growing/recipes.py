@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError
 RATES: Final = {"adamw": 1.5e-2, "sgd": 0.05}
 """Middle learning rate of `lr="auto"`; a third and three times as much are tried too."""
 TRANSFORMER_RATE: Final = 9e-3
-WEIGHT_DECAY: Final = {"adamw": 5e-2, "sgd": 5e-4}
+WEIGHT_DECAY: Final = {"adamw": 5e-2, "sgd": 5e-4, "own": 0.0}
 SMOOTHING: Final = 0.1
 """Label smoothing that is tried."""
 RUN_BATCHES: Final = 1500
@@ -88,10 +88,12 @@ def choose_length(epochs: float | str, batch_size: int, per_epoch: int | None) -
 
 
 def choose_rates(
-    lr: float | Sequence[float] | str, optimizer: str, topology: str
+    lr: float | Sequence[float] | str, optimizer: object, topology: str
 ) -> tuple[Optimizer, tuple[float, ...]]:
     """Optimiser and the learning rates to try first."""
     kind: Optimizer = "sgd" if optimizer == "sgd" else "adamw"
+    if optimizer not in ("auto", "adamw", "sgd"):
+        return "own", (1 / 3, 1.0, 3.0)
     if isinstance(lr, str):
         middle = RATES[kind]
         if topology == "transformer" and kind == "adamw":

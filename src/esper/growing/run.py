@@ -50,6 +50,7 @@ from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Trainer
+from esper.growing.trainers.own_training import OwnTraining
 from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.variants import VariantMaker
@@ -127,6 +128,7 @@ class GrowRun:
             metric=problem.metric,
             device=self.device,
             amp=self.device.type == "cuda" if settings.amp == "auto" else settings.amp,
+            own=self._own_training(),
         )
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
@@ -142,15 +144,38 @@ class GrowRun:
             size,
         )
 
+    def _own_training(self) -> OwnTraining:
+        """What of the training is the user's."""
+        given = self.settings
+        for name in ("train_step", "optimizer", "scheduler"):
+            value = getattr(given, name)
+            if isinstance(value, str) and ".py:" in value:
+                raise EsperError(
+                    f"{name}={value}: give the function; only a command takes its name"
+                )
+        optimizer = None if isinstance(given.optimizer, str) else given.optimizer
+        usual = self.rates[len(self.rates) // 2]
+        own = OwnTraining(given.train_step, optimizer, given.scheduler, usual)
+        if own.given and self.ranks.size > 1:
+            raise EsperError(f"{own.given[0]}: executor='sharded' has its own; leave it out")
+        if own.train_step is not None and self.problem.weighted:
+            raise EsperError("sample_weights: your train_step makes the loss; leave one out")
+        return own
+
     def _augments(self) -> Sequence[str]:
         """Augmentations to choose from."""
         data, specs = self.problem.data, self.problem.trace.inputs.specs
-        shapes = [spec.shape for spec in specs]
+        shapes, own_step = [spec.shape for spec in specs], self.settings.train_step is not None
         if self.settings.augment != "auto":
             check_augmentation(self.settings.augment, shapes)
+            if own_step and "mixup" in self.settings.augment:
+                raise EsperError(
+                    f"augment={self.settings.augment}: mixup mixes the loss, which your train_step "
+                    f"makes; leave one of both out"
+                )
             return (self.settings.augment,)
-        if isinstance(data.train, StreamSource):
-            return (NONE,)  # it may change its samples by itself
+        if isinstance(data.train, StreamSource) or own_step:
+            return (NONE,)  # they may change samples by themselves
         floats = all(spec.dtype.is_floating_point for spec in specs)
         return levels(shapes, floats, data.train.targets.shape[1:])
 
@@ -166,7 +191,7 @@ class GrowRun:
             more_rates=settings.lr == "auto",
             augments=tuple(self.augments),
             smoothings=(0.0, SMOOTHING) if tries else (self._smoothing,),
-            decays=settings.weight_decay == "auto",
+            decays=settings.weight_decay == "auto" and self.optimizer != "own",
             batch_sizes=self._free_batches,
             epoch=_per_epoch(train, self.length.batch_size) or math.inf,
         )

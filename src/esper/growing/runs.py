@@ -26,8 +26,10 @@ WARM_UP: Final = 0.05
 class Recipe:
     """How a network is trained."""
 
-    optimizer: Literal["adamw", "sgd"]
+    optimizer: Literal["adamw", "sgd", "own"]
+    """`own`: the user's."""
     lr: float
+    """Of a user's optimiser: the multiple of its own."""
     weight_decay: float
     clip: float
     """Longest gradient: longer ones are scaled down to it; 0: none are."""

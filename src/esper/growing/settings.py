@@ -26,7 +26,7 @@ else:  # what a command line can hold; --help loads no torch
 
 Policy = Literal["ladder", "random"]
 """`random`: networks, rates and lengths drawn at random, to compare with."""
-Optimizer = Literal["adamw", "sgd"]
+Optimizer = Literal["adamw", "sgd", "own"]
 StreamChoice = Literal["auto", "always", "never"]
 EXECUTORS: Final = ("auto", "sharded")
 MAX_DEPTHS: Final = 3
@@ -78,8 +78,16 @@ class GrowSettings:
     rate, in full runs."""
     epochs: float | Literal["auto"] = "auto"
     """Length of a full training run; auto: about 1,500 batches, but 4 to 80 epochs."""
-    optimizer: str = "auto"
-    """adamw (the default) or sgd."""
+    train_step: Function | None = None
+    """Training step of your own: a function of the model and a batch (inputs, targets) that returns
+    the loss; on the command line FILE.py:NAME."""
+    optimizer: str | Function = "auto"
+    """adamw (the default) or sgd, or a function of your own that makes a torch optimizer for
+    parameters, whose rates are then multiplied; on the command line FILE.py:NAME."""
+    scheduler: Function | None = None
+    """A function of a torch optimizer and the number of batches that makes a learning rate
+    schedule, stepped after every batch; default: a warm-up and a cosine; on the command line
+    FILE.py:NAME."""
     lr: float | Sequence[float] | Literal["auto"] = "auto"
     """One learning rate, or several to try, and no others; auto: 0.015 (transformers 0.009, SGD
     0.05), a third and three times of it first."""
@@ -109,7 +117,8 @@ class GrowSettings:
         _require_one_of("policy", self.policy, ("auto", *get_args(Policy)))
         _require_one_of("executor", self.executor, EXECUTORS)
         _require_one_of("stream", self.stream, get_args(StreamChoice))
-        _require_one_of("optimizer", self.optimizer, ("auto", *get_args(Optimizer)))
+        if not _is_function(self.optimizer):
+            _require_one_of("optimizer", self.optimizer, ("auto", "adamw", "sgd"))
         require_seed(self.seed, "seed")
         for name, fits, wanted in self._rules():
             if not fits:
@@ -119,8 +128,16 @@ class GrowSettings:
         """(setting, whether it is valid, what to give instead)."""
         size, names, columns = self.batch_size, self.blueprints, self.columns
         decay = self.weight_decay == "auto" or self.weight_decay == 0
-        smooth = self.label_smoothing
+        smooth, own = self.label_smoothing, _is_function(self.optimizer)
         return [
+            ("train_step", _is_function(self.train_step),
+             "give a function, as in lambda model, batch: ..., or None"),
+            ("scheduler", _is_function(self.scheduler),
+             "give a function, as in lambda optimizer, batches: ..., or None"),
+            ("lr", not own or self.lr == "auto",
+             "your optimizer has rates of its own, which are multiplied; leave lr out"),
+            ("weight_decay", not own or self.weight_decay == "auto",
+             "your optimizer has its own; leave weight_decay out"),
             ("columns", columns is None or (_is_list(columns) and len(columns) > 1),
              "name the inputs and then the target, as in ('image', 'label')"),
             ("categorical", self.categorical in (None, "auto") or (
@@ -168,6 +185,11 @@ class GrowSettings:
 def _require_one_of(name: str, value: object, valid: Sequence[str]) -> None:
     if value not in valid:
         raise unknown_name(name, value, valid)
+
+
+def _is_function(value: object) -> bool:
+    """Whether a setting is a function, the name of one in a file, or not given."""
+    return value is None or callable(value) or (isinstance(value, str) and ".py:" in value)
 
 
 def _is_list(value: object) -> bool:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Flags = Annotated[T, tyro.conf.OmitArgPrefixes]
+OWN: Final = ("loss", "metric", "train_step", "optimizer", "scheduler")
+"""Settings that may name an object of a user's file."""
 DEMO_RUNS: Final = 20.0
 """Compute of the demo, in training runs of its model."""
 
@@ -126,7 +128,7 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
         as_table = config.settings.categorical is not None
         train, val, test = (None if one is None else files.data(one, as_table) for one in given)
     settings = {one.name: getattr(config.settings, one.name) for one in fields(config.settings)}
-    settings |= {name: _named(settings[name], files) for name in ("loss", "metric")}
+    settings |= {name: _named(settings[name], files) for name in OWN}
     return grow_model(
         model,
         train,
@@ -143,11 +145,11 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
     )
 
 
-def _named(text: str, files: UserFiles) -> Any:
-    """A loss or metric: its name, or an object of a user's file."""
+def _named(text: str | None, files: UserFiles) -> Any:
+    """A setting that may be a name, or an object of a user's file."""
     from esper.tasks.user_objects import is_reference
 
-    return files.find(text) if is_reference(text) else text
+    return files.find(text) if text is not None and is_reference(text) else text
 
 
 def _resume_command(folder: Path, argv: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from esper.growing.code.script import Subject, network_script
 from esper.growing.code.training import Start, Training
@@ -15,8 +16,13 @@ from esper.growing.refit import refit_recipe
 from esper.growing.result import NetworkRecord
 from esper.growing.runs import Recipe, Row
 from esper.kasmina.tracing.planting import silencing
+from esper.leyline.errors import EsperError
 from esper.leyline.variants import describe_variant
 from esper.tasks.row_terms import RowTerms
+
+OWN: Final = ("train_step", "optimizer", "scheduler")
+"""Settings that may be functions of the user's."""
+BUILT_IN: Final = ("None", "auto", "adamw", "sgd")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +36,13 @@ class Scripts:
 
     def of(self, record: NetworkRecord) -> str:
         """A plain PyTorch script that trains a network again; raises if it cannot be written."""
+        given = dict(self.info.settings)
+        own = [name for name in OWN if given.get(name, "None") not in BUILT_IN]
+        if own:
+            raise EsperError(
+                f"code(): {own[0]}={given[own[0]]} is a function of your own, which a script "
+                f"cannot hold; result.best.model and .recipe have the rest"
+            )
         row = self.rows[record.number]
         variant = self.networks.variants[row.variant]
         subject = Subject(

@@ -158,7 +158,7 @@ class Kinds:
             return kind.note
         try:
             eager = self._train_eagerly(job, kind)
-        except RuntimeError as error:
+        except Exception as error:  # users' optimizers and training steps raise anything
             if is_out_of_memory(error):
                 raise
             return f"a batch waits for the device: {_line(error)}"
@@ -166,7 +166,7 @@ class Kinds:
             return eager
         try:
             replayed = self._train_by_replays(job, kind, capture)
-        except RuntimeError as error:
+        except Exception as error:
             if is_out_of_memory(error):
                 raise
             return f"a capture failed: {_line(error)}"

@@ -23,7 +23,6 @@ from esper.growing.trainers.feeds import Feed, HostFeed, ResidentFeed
 from esper.growing.trainers.job import Job, Outcome, Running
 from esper.growing.trainers.kind import PLAIN, Kind, gather, laid_out
 from esper.growing.trainers.task import Task
-from esper.growing.trainers.update import Update
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
 
@@ -55,7 +54,7 @@ class Program:
         # A number that a capture reads is a tensor on the device.
         static = kind.captured or task.device.type == "cuda"
         rate = torch.tensor(job.recipe.lr, device=task.device) if static else job.recipe.lr
-        self.optimizer = Update(self.params, job.recipe, rate)
+        self.optimizer = task.own.update(self.params, job.recipe, rate)
         self.batches = task.batches(job.recipe.batch_size, job.seed)
         self.trained = 0
         self.seconds = 0.0
@@ -69,7 +68,8 @@ class Program:
         name = job.recipe.augment
         self._augment = None if name == NONE else Augmentation(name, job.seed, task.device)
         self._loss = task.training_loss(job.recipe)
-        self._rates = torch.empty(0)
+        self._rates = task.own.rates(job.recipe, self.optimizer)
+        self._static_rates = torch.empty(0)
         self._every = max(1, job.recipe.batches // POINTS)
         self._checked = min(self._every, CHECKED)
         if resume:
@@ -144,8 +144,7 @@ class Program:
             recipe, seed = self.recipe, self.job.seed
             feed = ResidentFeed(train, recipe.batch_size, seed, recipe.batches, last)
         feed.begin(self.trained)
-        rates = [self.recipe.rate(batch) for batch in range(self.recipe.batches)]
-        self._rates = torch.tensor(rates, dtype=torch.float32).to(self.device)
+        self._static_rates = torch.tensor(self._rates, dtype=torch.float32).to(self.device)
         return feed
 
     def step_static(self, feed: Feed) -> None:
@@ -155,7 +154,7 @@ class Program:
         """
         values, targets = feed.batch()
         values = self._augmented(values, feed.number_1)
-        torch.index_select(self._rates, 0, feed.number_1, out=self.optimizer.lr.view(1))
+        torch.index_select(self._static_rates, 0, feed.number_1, out=self.optimizer.lr.view(1))
         self.update(values, targets, feed.number_1)
         feed.advance()
 
@@ -166,7 +165,7 @@ class Program:
 
     def set_rate(self, number: int) -> None:
         """Set the learning rate of a batch."""
-        rate = self.recipe.rate(number)
+        rate = self._rates[number]
         if isinstance(self.optimizer.lr, Tensor):
             self.optimizer.lr.fill_(rate)
         else:
@@ -174,13 +173,20 @@ class Program:
 
     def update(self, values: list[Tensor], targets: Tensor, number: int | Tensor) -> None:
         """Forward, backward, clipping, optimiser; adds the loss to the total."""
-        with self.precision(), self._drawing(number):
-            outputs = self.task.outputs(self.network, values)
-        loss = self.loss(outputs.float(), targets, number)
+        loss = self.forward(values, targets, number)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.total.add_(loss.detach())
+
+    def forward(self, values: list[Tensor], targets: Tensor, number: int | Tensor) -> Tensor:
+        """The loss of a batch, by the user's training step if there is one."""
+        own, task = self.task.own, self.task
+        with self.precision(), self._drawing(number):
+            if own.train_step is not None:
+                return own.loss(task.inputs, self.network, values, targets)
+            outputs = task.outputs(self.network, values)
+        return self.loss(outputs.float(), targets, number)
 
     def loss(self, outputs: Tensor, targets: Tensor, number: int | Tensor) -> Tensor:
         """The loss of a batch; where samples are mixed, of both their targets."""
@@ -281,7 +287,7 @@ class Program:
             return
         tensors = {f"network.{n}": self.whole(v, v) for n, v in self.held().items()}
         for place, param in enumerate(self.params):
-            for name, value in self.optimizer.state.get(param, {}).items():
+            for name, value in self.optimizer.held(param).items():
                 tensors[f"optimizer.{place}.{name}"] = self.whole(value, param)
         tensors["curve"] = torch.tensor(self.curve, dtype=torch.float64).reshape(-1, 2)
         tensors["total"] = self.total.detach().cpu().clone()
@@ -314,7 +320,7 @@ class Program:
             names = [n.removeprefix(prefix) for n in tensors if n.startswith(prefix)]
             if names:
                 held = {n: self.part(tensors[prefix + n], param) for n in names}
-                self.optimizer.state[param] = {n: _as_state(v, param) for n, v in held.items()}
+                self.optimizer.restore(param, {n: _as_state(v, param) for n, v in held.items()})
 
     def held(self) -> dict[str, Tensor]:
         """Parameters and buffers by name, tied ones once; buffers that are not saved included."""

@@ -205,6 +205,8 @@ def task_form(task: Task) -> tuple[TaskForm | None, str]:
     """The form of a task; None, and why, if only the process of the search can train it."""
     if not isinstance(task.train, Samples):
         return None, "a stream is read by one process"
+    if task.own.given:
+        return None, f"{task.own.given[0]}= of your own is computed in one process"
     loss = shipped(task.loss)
     if loss is None:
         return None, "a loss of your own is computed in one process"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from esper.growing.runs import Recipe
 from esper.growing.trainers.data import BatchSource, ResidentOrder, Samples, StreamReader
+from esper.growing.trainers.own_training import BUILT_IN, OwnTraining
 from esper.kasmina.tracing import Inputs
 from esper.kasmina.training.losses import RowLoss, cross_entropy
 from esper.tasks.measuring import kept_outputs
@@ -39,11 +40,12 @@ class Task:
     device: torch.device
     amp: bool = False
     """Train in bfloat16 by autocast."""
+    own: OwnTraining = BUILT_IN
 
     @property
     def smooths(self) -> bool:
         """Whether runs may smooth labels, each by a share of its own."""
-        return self.loss is _labels_last
+        return self.loss is _labels_last and self.own.train_step is None
 
     def training_loss(self, recipe: Recipe) -> ScalarLoss:
         """The loss that a run minimises."""

@@ -8,7 +8,7 @@ classes on small networks, and do not import torch's compiler, which takes secon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Update:
         """`lr`: a number, or a tensor on the device of a GPU, whose value may change."""
         self.lr: Any = lr
         self.params = list(params)
-        self._kind: Literal["adamw", "sgd"] = recipe.optimizer
+        self._kind = recipe.optimizer
         self._decay, self._clip = recipe.weight_decay, recipe.clip
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
 
@@ -50,10 +50,22 @@ class Update:
             norms = torch._foreach_norm(grads)
             total = torch.linalg.vector_norm(torch.stack(norms))
             torch._foreach_mul_(grads, (self._clip / (total + NORM_EPSILON)).clamp(max=1.0))
+        self.apply(params, grads)
+
+    def apply(self, params: list[Any], grads: list[Any]) -> None:
+        """Update parameters that have gradients."""
         if self._kind == "sgd":
             self._sgd(params, grads)
         else:
             self._adamw(params, grads)
+
+    def held(self, param: nn.Parameter) -> dict[str, Tensor]:
+        """Its state of a parameter."""
+        return self.state.get(param, {})
+
+    def restore(self, param: nn.Parameter, held: dict[str, Tensor]) -> None:
+        """Put such a state back."""
+        self.state[param] = held
 
     def _adamw(self, params: list[Any], grads: list[Any]) -> None:
         states = [self.state.get(param) or self._fresh(param) for param in params]

@@ -65,6 +65,14 @@ class Inputs:
             return function(**named)
         return function(named) if self.form == "dict" else function(*values)
 
+    def raw(self, values: Sequence[Any]) -> Any:
+        """Tensors in the form in which the model takes them: one, a tuple, or a dict."""
+        if self.form == "tensor":
+            return values[0]
+        if self.form == "positional":
+            return tuple(values)
+        return {spec.name: value for spec, value in zip(self.specs, values, strict=True)}
+
     def values(self, raw: Raw) -> list[Tensor]:
         """Return the tensors of a batch in order; raises if they differ from the example's."""
         if isinstance(raw, Tensor):

@@ -1,0 +1,154 @@
+"""A user's own training step, optimiser and schedule, in place of the built-in ones."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from esper.growing.runs import Recipe
+from esper.growing.trainers.update import Update
+from esper.kasmina.tracing import Inputs
+from esper.leyline.errors import EsperError, shown
+from esper.leyline.user_errors import user_callback
+
+TrainStep = Callable[[nn.Module, tuple[Any, Tensor]], Tensor]
+"""(network, (inputs, targets)) -> loss."""
+MakeOptimizer = Callable[[Sequence[nn.Parameter]], Any]
+"""Parameters -> torch optimiser."""
+MakeScheduler = Callable[[Any, int], Any]
+"""(optimiser, batches of the run) -> torch scheduler, stepped after every batch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnTraining:
+    """What of the training is the user's; None: the built-in one."""
+
+    train_step: TrainStep | None = None
+    optimizer: MakeOptimizer | None = None
+    scheduler: MakeScheduler | None = None
+    base_rate: float = 1.0
+    """The usual rate of the built-in optimiser, with which a schedule is asked for."""
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Names of what is the user's."""
+        names = ("train_step", "optimizer", "scheduler")
+        return tuple(name for name in names if getattr(self, name) is not None)
+
+    def update(self, params: Sequence[nn.Parameter], recipe: Recipe, lr: float | Tensor) -> Update:
+        """The optimiser of a run."""
+        if self.optimizer is None:
+            return Update(params, recipe, lr)
+        return OwnUpdate(self.optimizer, params, recipe, lr)
+
+    def rates(self, recipe: Recipe, update: Update) -> list[float]:
+        """The learning rate of every batch; for a user's optimiser as a multiple of its own.
+
+        A schedule is asked for at the usual rate: what it says is scaled with the recipe's.
+        """
+        if self.scheduler is None:
+            return [recipe.rate(batch) for batch in range(recipe.batches)]
+        base = update.base_rate if isinstance(update, OwnUpdate) else self.base_rate
+        return [recipe.lr / base * rate for rate in self._scheduled(recipe.batches, base)]
+
+    def _scheduled(self, batches: int, lr: float) -> list[float]:
+        """What the user's schedule makes of a rate."""
+        assert self.scheduler is not None
+        with user_callback("scheduler fails"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # nothing is trained while it is stepped
+            stepped = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr, momentum=0.9)
+            scheduler = self.scheduler(stepped, batches)
+            if not callable(getattr(scheduler, "step", None)):
+                raise EsperError(
+                    f"scheduler returned {shown(scheduler)}: return a scheduler of "
+                    f"torch.optim.lr_scheduler for the optimizer and batches that it is given"
+                )
+            found = list[float]()
+            for _ in range(batches):
+                found.append(float(stepped.param_groups[0]["lr"]))
+                scheduler.step()
+        return found
+
+    def loss(
+        self, inputs: Inputs, network: nn.Module, values: Sequence[Tensor], targets: Tensor
+    ) -> Tensor:
+        """What the user's training step makes of a batch."""
+        assert self.train_step is not None
+        with user_callback("train_step fails"):
+            found = self.train_step(network, (inputs.raw(values), targets))
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+            raise EsperError(
+                f"train_step returned {shown(found)}: return the loss of the batch, a tensor with "
+                f"one value that depends on the parameters"
+            )
+        return found.reshape(()).float()
+
+
+BUILT_IN: Final = OwnTraining()
+"""Nothing is the user's."""
+
+
+class OwnUpdate(Update):
+    """A user's optimiser; rates are multiples of those that it was made with."""
+
+    def __init__(
+        self,
+        make: MakeOptimizer,
+        params: Sequence[nn.Parameter],
+        recipe: Recipe,
+        lr: float | Tensor,
+    ) -> None:
+        super().__init__(params, recipe, lr)
+        with user_callback("optimizer fails"):
+            self.own = make(list(params))
+        if not isinstance(self.own, torch.optim.Optimizer):
+            raise EsperError(
+                f"optimizer returned {shown(self.own)}: return a torch optimizer for the "
+                f"parameters that it is given"
+            )
+        closure = inspect.signature(self.own.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise EsperError(
+                f"optimizer returned {type(self.own).__name__}, whose step needs a closure: give "
+                f"one that steps by the gradients"
+            )
+        self._base = [float(group["lr"]) for group in self.own.param_groups]
+        self.base_rate = self._base[0]
+        if isinstance(lr, Tensor):  # as a capture reads it
+            for group in self.own.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=lr.device)
+                if "capturable" in group:
+                    group["capturable"] = True
+        self.state = self.own.state  # type: ignore[assignment]
+
+    def apply(self, params: list[Any], grads: list[Any]) -> None:
+        """Update parameters that have gradients."""
+        for group, base in zip(self.own.param_groups, self._base, strict=True):
+            if isinstance(group["lr"], Tensor):
+                torch.mul(self.lr, base, out=group["lr"])
+            else:
+                group["lr"] = base * self.lr
+        with user_callback("optimizer fails"):
+            self.own.step()
+
+    def held(self, param: nn.Parameter) -> dict[str, Tensor]:
+        """Its state of a parameter, numbers as tensors."""
+        return {
+            name if isinstance(value, Tensor) else f"number {name}": torch.as_tensor(value)
+            for name, value in self.state.get(param, {}).items()
+            if value is not None
+        }
+
+    def restore(self, param: nn.Parameter, held: dict[str, Tensor]) -> None:
+        """Put such a state back."""
+        state: dict[str, Any] = {
+            name.removeprefix("number "): value.item() if name.startswith("number ") else value
+            for name, value in held.items()
+        }
+        self.state[param] = state
