@@ -110,6 +110,8 @@ def test_csv_and_tables_hold_the_same(ppo, capsys):
     assert np.allclose([float(row["score"]) for row in rows], scores)
     assert main([str(ppo), "select round from rounds", "--rows", "1"]) == 0
     assert "2 more rows" in capsys.readouterr().out
+    assert main([str(ppo), "select round from rounds", "--rows", "1" + 30 * "0"]) == 0
+    assert "more rows" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def _print_table(result: QueryResult, most: int) -> None:
     table = Table(box=SIMPLE_HEAD)
     for name in names:
         table.add_column(Text(name), overflow="fold")
-    for number, row in enumerate(islice(found, most)):
+    for number, row in enumerate(islice(found, min(most, sys.maxsize))):
         if wide:  # a line for every value
             for name, value in zip(result.columns, row, strict=True):
                 table.add_row(str(number), Text(name), Text(value))
