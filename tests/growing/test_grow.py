@@ -239,7 +239,7 @@ def test_a_signal_from_the_keyboard_ends_a_real_process_with_a_result(tmp_path):
     )  # fmt: skip
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("rung 0"):
+        if line.startswith("training"):
             break
     os.kill(process.pid, signal.SIGINT)
     process.stderr.read()

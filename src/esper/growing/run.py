@@ -213,6 +213,7 @@ class GrowRun:
 
     def prepare(self) -> None:
         """Measure the size of the model, and its speed if time is limited; decide the lengths."""
+        self.printer.phase("measuring size and speed")
         with self._explained():
             self.networks.trial()
             if self.settings.depths != "auto":
@@ -370,11 +371,13 @@ class GrowRun:
         search = self._make_search(folder, table)
         refit = self._refit
         self._plan_variants(search, folder, info, resumed)
+        self.printer.phase("training")
         with self._explained(), self._tracked(folder, info, table):
             try:
                 complete = search.run(table)
             finally:
                 self.trainer.close()
+        self.printer.phase("judging on test")
         info = self._with_variants(info)
         home = Path(self.ranks.text(str(folder.path)))  # before rank 0 is busy with files
         files = files and self.ranks.first
@@ -419,7 +422,7 @@ class GrowRun:
             wanted = data.val_is_cut and self.budget.minutes is not None
         if not wanted or not isinstance(self.task.train, Samples) or self.ranks.size > 1:
             return None
-        return Refit(self.task, self.networks, clock, folder, self.printer.say)
+        return Refit(self.task, self.networks, clock, folder, self.printer)
 
     def _plan_variants(
         self, search: Search, folder: GrowFolder, info: GrowInfo, resumed: bool
