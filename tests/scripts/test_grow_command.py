@@ -236,7 +236,13 @@ def test_a_run_is_shown_with_its_settings(run, monkeypatch, capsys):
     assert show.main([run.name]) == 0, "by its name in ./runs"
     said = capsys.readouterr().out
     result = GrowResult.load(run)
-    for words in (result.verdict, "host runs 5", "finished", "cross_entropy", "test accuracy"):
+    for words in (
+        result.verdict,
+        "5 training runs of your model",
+        "finished",
+        "cross_entropy",
+        "test accuracy",
+    ):
         assert words in said
     assert show.main([str(run), "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)

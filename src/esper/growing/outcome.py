@@ -215,6 +215,6 @@ def _samples(network: NetworkRecord) -> int:
 
 def _change(pick: NetworkRecord) -> str:
     """How a network differs from the model as given."""
-    seeds = "grown" if any(pick.topology) else ""
+    seeds = ", ".join(f"seed {name}" for name in pick.topology if name)
     parts = [part for part in (describe_variant(pick.variant), seeds) if part]
-    return " and ".join(parts) or "trained at another rate"
+    return ", ".join(parts) or "your model, another recipe"
