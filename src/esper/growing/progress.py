@@ -192,7 +192,7 @@ class ProgressPrinter:
 
 
 class _Said(logging.Handler):
-    """Passes messages on, each once."""
+    """Passes warnings on, each once; the rest goes to the log as always."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -200,6 +200,9 @@ class _Said(logging.Handler):
         self._known: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING:
+            logging.getLogger("esper").handle(record)
+            return
         message = record.getMessage()
         if message not in self._known:
             self._known.add(message)
