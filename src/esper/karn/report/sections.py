@@ -11,6 +11,7 @@ from esper.karn import views
 from esper.karn.report.grow_sections import GROW_SECTIONS, Section
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
+from esper.karn.views.curves import CurvePoint
 from esper.karn.views.documents import objects, read_entries, real, texts
 from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
@@ -349,7 +350,7 @@ def _seed_names(one: views.FrontierPoint | views.NetworkCurve) -> str:
 def _network_curves(run: Path) -> Section:
     """Scores of networks by length of training."""
     every = views.read_curves(run)
-    best: dict[str, list[views.CurvePoint]] = {}
+    best: dict[str, list[CurvePoint]] = {}
     for one in every:  # the best ones first
         name = shorten(_seed_names(one), MAX_LEGEND)
         if name in best or len(best) < MAX_CURVES:
@@ -369,7 +370,7 @@ def _network_curves(run: Path) -> Section:
     ]  # fmt: skip
 
 
-def _by_length(points: Iterable[views.CurvePoint]) -> tuple[tuple[float, Estimate], ...]:
+def _by_length(points: Iterable[CurvePoint]) -> tuple[tuple[float, Estimate], ...]:
     """A curve; of several scores at one length, the first."""
     found: dict[float, Estimate] = {}
     for p in points:
