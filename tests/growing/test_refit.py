@@ -58,7 +58,7 @@ def test_pick_and_model_are_trained_on_train_and_val_before_test_is_looked_at(tm
     records = {one.record.number: one.record for one in (*result.frontier, result.host)}
     again = {number for number, record in records.items() if record.refit}
     assert again == {result.record.pick, result.record.host.number}
-    assert "(refit)" in str(result)
+    assert ", refit\n" in str(result)
     searched = grow(tmp_path, refit=False)
     assert not any(one.record.refit for one in searched.frontier)
     one, other = result.model.state_dict(), searched.model.state_dict()

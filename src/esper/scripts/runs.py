@@ -8,6 +8,7 @@ esper runs --json               as JSON
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,8 +151,9 @@ def _time(run: RunSummary) -> str:
 
 
 def _created(run: RunSummary) -> str:
-    """When it was made, to the minute and without the year."""
-    return run.created[5:16] or "-"
+    """When it was made, to the minute and without the year; other text as it is."""
+    found = re.fullmatch(r"\d{4}-(\d\d-\d\d \d\d:\d\d):\d\d", run.created)
+    return found[1] if found else run.created or "-"
 
 
 main = partial(run_command, _ListRuns, _show_runs)
