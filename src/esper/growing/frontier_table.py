@@ -104,9 +104,10 @@ def _recipe(record: NetworkRecord, info: GrowInfo) -> str:
     times = recipe.batches * recipe.batch_size / (info.length * info.batch_size)
     epochs = times * info.epochs
     default = info.rates[len(info.rates) // 2]
+    times_own = "x" if recipe.optimizer == "own" else ""  # a multiple of the user's own rates
     parts = [
         f"{epochs:.3g} epochs" if epochs > 0 else f"{recipe.batches:,} batches",
-        "" if recipe.lr == default else f"rate {recipe.lr:.3g}",
+        "" if recipe.lr == default else f"rate {times_own}{recipe.lr:.3g}",
         "" if recipe.augment == "none" else recipe.augment,
         "" if recipe.weight_decay == info.weight_decay else f"decay {recipe.weight_decay:.3g}",
         "" if recipe.batch_size == info.batch_size else f"batches of {recipe.batch_size}",
