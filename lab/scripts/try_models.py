@@ -234,7 +234,7 @@ def _grown(name: str, given: Candidate, config: TryModels) -> Outcome:
         device=config.device,
     )
     printer = ProgressPrinter(False, None)
-    with printer.logged():
+    with printer.shown():
         run = _prepared(given, settings, printer)
         difference, trainer = _trained_difference(run, given.inputs)
     if not difference <= MAX_DIFFERENCE:

@@ -325,21 +325,23 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         part = GrowPart(torch.from_numpy(scaled_ND.astype(np.float32)), targets, weights)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         printer = ProgressPrinter(self.verbose)
-        with printer.logged(), self._run_folder(seed) as folder:
-            run = self._prepare(part, outputs, seed, printer)
-            result = run.search(folder, resumed=False, files=self.folder is not None)
-            networks = {n.record.number: n.model for n in (*result.frontier, result.host)}
-            pick = networks[result.record.pick]
-            if not result.record.complete:
-                warnings.warn(
-                    "fit was interrupted: the best network so far is used",
-                    ConvergenceWarning,
-                    stacklevel=3,
-                )
-            elif self.refit:
-                pick = run.refit(result.best.record, part)
-        if self.folder is not None:
-            write_report(result, printer)
+        with printer.shown():
+            with self._run_folder(seed) as folder:
+                run = self._prepare(part, outputs, seed, printer)
+                result = run.search(folder, resumed=False, files=self.folder is not None)
+                networks = {n.record.number: n.model for n in (*result.frontier, result.host)}
+                pick = networks[result.record.pick]
+                if result.record.complete and self.refit:
+                    printer.phase("training the pick on all samples")
+                    pick = run.refit(result.best.record, part)
+            if self.folder is not None:
+                write_report(result, printer)
+        if not result.record.complete:
+            warnings.warn(
+                "fit was interrupted: the best network so far is used",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         wrap = partial(_with_scaling, inputs=scaling, outputs=targets_scaling)
         models = {number: wrap(network) for number, network in networks.items()}
         self.result_ = KeptResult(

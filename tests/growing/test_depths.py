@@ -63,13 +63,13 @@ def test_a_model_is_fitted_into_a_cap_that_only_fewer_blocks_reach_resumed_and_r
     assert found.info.variants == ("", "d0.5")
     assert found.best.params == size(1)
     assert found.verdict.startswith(
-        f"x0.5 as deep, to {size(1)} parameters (your model: {size(2)}), test accuracy"
+        f"depth x0.5: {size(1)} parameters (your model: {size(2)}), test accuracy"
     )
     assert str(esper.grow(model, data(), resume=found.folder, **settings)) == str(found)
     x = torch.from_numpy(data()[0])
     for code in (None, model):
         again = esper.GrowResult.load(found.folder, model=code)
-        assert "x0.5 as deep" in again.rows()[1][-1]
+        assert again.overview().rows[0][1] == "depth x0.5"
         torch.testing.assert_close(again.model(x), found.model(x))
 
 

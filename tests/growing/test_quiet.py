@@ -52,9 +52,17 @@ def test_a_quiet_run_prints_nothing_even_if_parts_of_it_fail(tmp_path, capfd, ca
     assert not recwarn.list
 
 
-def test_what_cannot_be_exported_takes_a_line(tmp_path, capfd):
+def test_what_cannot_be_traced_or_exported_takes_a_line_and_why_goes_to_the_log(
+    tmp_path, capfd, caplog
+):
+    caplog.set_level("INFO", "esper")
     grow(tmp_path, verbose=True)
-    lines = capfd.readouterr().err.splitlines()
+    said = capfd.readouterr().err
+    assert said.count("kept whole") == 1
+    assert "kept whole: 2 (no seeds inside" in said
+    assert "torch.fx" not in said
+    assert [r for r in caplog.records if "2: torch.fx cannot trace it: " in r.getMessage()]
+    lines = said.splitlines()
     assert sum("needs your code to be loaded again: 2 is" in line for line in lines) == 1
     assert all(line and not line.startswith(" ") for line in lines)
 

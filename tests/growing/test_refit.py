@@ -58,7 +58,7 @@ def test_pick_and_model_are_trained_on_train_and_val_before_test_is_looked_at(tm
     records = {one.record.number: one.record for one in (*result.frontier, result.host)}
     again = {number for number, record in records.items() if record.refit}
     assert again == {result.record.pick, result.record.host.number}
-    assert "(refit)" in str(result)
+    assert ", refit\n" in str(result)
     searched = grow(tmp_path, refit=False)
     assert not any(one.record.refit for one in searched.frontier)
     one, other = result.model.state_dict(), searched.model.state_dict()
@@ -173,7 +173,8 @@ class Refits:
         task = Task(None, train, val, None, None, torch.device("cpu"))  # type: ignore[arg-type]
         networks: Any = SimpleNamespace(build=lambda row, rows: (row.number, rows))
         self.folder, self.said = Folder(**kept), list[str]()
-        self.made = Refit(task, networks, self.clock, self.folder, self.said.append)  # type: ignore[arg-type]
+        printer: Any = SimpleNamespace(say=self.said.append, phase=lambda name: None)
+        self.made = Refit(task, networks, self.clock, self.folder, printer)  # type: ignore[arg-type]
         monkeypatch.setattr(room, "process_trainer", self._trainer)
 
     def _trainer(self, task: Task) -> Any:
@@ -207,7 +208,7 @@ def test_a_refit_is_the_run_of_its_row_on_both_parts_for_as_many_epochs(monkeypa
     assert {job.recipe for job in some.jobs} == {replace(RECIPE, batches=135)}, "a fourth more"
     assert some.jobs[1].build() == (1, "all rows")
     assert set(some.folder.kept) == {0, 1}
-    assert some.said[-1] == "refit of network 2: learnt less, so it stays as it was"
+    assert some.said == ["a refit has learnt less: the weights of the search are kept"]
     assert some.weights(searched(0), searched(1)) == {0, 1}, "they are read"
     assert len(some.jobs) == 3
     half = Refits(monkeypatch, n0=torch.tensor(0))
@@ -225,7 +226,7 @@ def test_networks_are_refitted_if_there_is_time_for_all_of_them(monkeypatch, lef
     assert some.weights(searched(0), searched(1)) == ({0, 1} if done else set())
     assert some.stops == [False] * done
     some.now += left + 1.0
-    assert some.made._ticker()([]) == (reserved < 1.0), "it is stopped when that is over"
+    assert some.made._tick([]) == (reserved < 1.0), "it is stopped when that is over"
 
 
 def test_the_loss_at_the_end_is_the_mean_of_the_last_quarter():

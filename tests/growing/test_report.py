@@ -163,7 +163,7 @@ def test_page_tells_everything_and_is_well_formed(tmp_path):
     assert found.words.index(RECORD.verdict) < found.words.index("Frontier")
     for words in ("others, validation score", "4.90 of 5",
                   "1 min 11 s", "cpu", "esper 0.1.0", "val: 20% of train", "esper export",
-                  "params 1,000, host runs 5", "GrowResult.load"):  # fmt: skip
+                  "1,000 parameters, 5 training runs of your", "GrowResult.load"):  # fmt: skip
         assert words in found.words, words
 
 
@@ -259,3 +259,64 @@ def test_scales_and_ticks():
     assert scale(100.0) < scale(1000.0) < scale(1e6)
     same = Scale.over([5.0], 0.0, 100.0, log=True)
     assert 0 < same(5.0) < 100
+
+
+# ---- the table for people ------------------------------------------------------------------------
+
+
+def wide(number: int, params: int, score: float, **more) -> NetworkRecord:
+    return network(number, params, score, **{"variant": "x2", "origin": "width"} | more)
+
+
+def table_of(tmp_path: Path, networks: tuple[NetworkRecord, ...], **about: object) -> list[str]:
+    record = replace(RECORD, networks=networks, pick=5, others=())
+    return str(result(tmp_path, record, info(**about))).splitlines()[2:-2]
+
+
+def test_the_table_says_what_each_network_is_and_how_it_was_trained(tmp_path):
+    recipe = replace(RECIPE, lr=0.003, augment="shift", batch_size=32, batches=60)
+    recipe = replace(recipe, label_smoothing=0.1)
+    grown = wide(5, 4000, 0.95, topology=("", "norm"), origin="grown", recipe=recipe)
+    assert table_of(tmp_path, (grown,), places=("after a", "after b"),
+                    variant_places=(("after a", "after b"),) * 2) == [
+        "   network                  test accuracy  parameters   MACs  recipe",
+        "   your model              0.8000 ±0.0100         100    100  3 epochs",
+        ">  width x2, norm after b  0.9500 ±0.0100       4,000  4,000  12 epochs, rate 0.003, "
+        "shift, batches of 32, smoothing 0.1, grown",
+    ]  # fmt: skip
+
+
+def test_what_is_no_better_than_a_smaller_network_or_a_constant_takes_no_line(tmp_path):
+    """The pick and the user's model always do; the error is one standard error, 0.01."""
+    close = [wide(2, 150, 0.809), wide(3, 160, 0.85), wide(4, 200, 0.86)]
+    pick, behind = wide(5, 400, 0.855), wide(6, 500, 0.84)
+    *rows, note = table_of(tmp_path, (*close, pick, behind))
+    assert [re.findall(r"0\.\d+", row)[0] for row in rows[1:]] == ["0.8000", "0.8500", "0.8550"]
+    assert note == "   3 more, within one standard error of a smaller network"
+    (lines,) = [table_of(tmp_path / "c", (*close, pick), constant_score=0.809)]
+    assert lines[-1] == (
+        "   2 more, no better than a constant prediction or within one standard error of a "
+        "smaller network"
+    )
+    lower = [replace(one, test_score=-one.test_score, val_score=-one.val_score) for one in close]
+    *rows, note = table_of(tmp_path / "l", (*lower, pick), higher_is_better=False)
+    assert len(rows) == 5
+    assert note.startswith("   1 more")
+
+
+def test_folded_networks_are_still_there(tmp_path):
+    networks = (wide(2, 150, 0.801), wide(5, 400, 0.9))
+    found = result(tmp_path, replace(RECORD, networks=networks))
+    assert len(found.overview().rows) == 2
+    assert "1 more" in Page(found._repr_html_()).words
+    assert [one.params for one in found.frontier] == [150, 400]
+    assert found.pick(params=200).params == 150
+    assert len(found.table().rows) == 6
+
+
+def test_the_report_has_the_code_of_the_pick(tmp_path):
+    found = result(tmp_path)
+    assert "Code of the pick" not in page(found)
+    path = found.folder / "networks" / "0005.py"
+    path.write_text("import torch  # <b>\n")
+    assert "import torch  # <b>" in Page(page(found)).words

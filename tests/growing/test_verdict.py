@@ -27,7 +27,7 @@ RIGHT = Facts(
     metric="accuracy", higher_is_better=True, in_points=True, pick=HOST, host=HOST, constant=0.5,
     difference=Difference(0.0, 0.0, 0.0, 100), tried=ENOUGH,
 )  # fmt: skip
-WIDER = replace(RIGHT, pick=Judged(2000, 0.925, "x2 as wide"),
+WIDER = replace(RIGHT, pick=Judged(2000, 0.925, "width x2"),
                 difference=Difference(0.025, 0.005, 0.045, 100))  # fmt: skip
 
 
@@ -89,16 +89,14 @@ def test_a_cap_that_the_model_fills_leaves_smaller_sizes_to_try():
 )
 def test_a_difference_has_its_interval_and_the_number_of_samples(value, low, high, words):
     line = verdict(replace(WIDER, difference=Difference(value, low, high, 100)))
-    assert line == (
-        f"x2 as wide, to 2,000 parameters (your model: 500), test accuracy 0.9250, {words}"
-    )
+    assert line == (f"width x2: 2,000 parameters (your model: 500), test accuracy 0.9250, {words}")
 
 
 def test_what_a_cap_below_the_model_costs_is_said():
-    small = replace(WIDER, pick=Judged(200, 0.88, "x0.5 as wide"), reference=True)
+    small = replace(WIDER, pick=Judged(200, 0.88, "width x0.5"), reference=True)
     worse = Difference(-0.02, -0.03, -0.01, 100)
     assert verdict(replace(small, difference=worse)) == (
-        "x0.5 as wide, to 200 parameters (your model: 500), test accuracy 0.8800, 2.0 points below "
+        "width x0.5: 200 parameters (your model: 500), test accuracy 0.8800, 2.0 points below "
         "your model (95 % -3.0 to -1.0, n = 100)"
     )
     assert "level with your model" in verdict(replace(small, difference=RIGHT.difference))
@@ -120,7 +118,7 @@ def test_points_are_for_shares_alone_and_lower_may_be_better():
 
 def test_a_better_network_of_cut_runs_says_so():
     line = verdict(but(WIDER, batches=88, wanted_batches=1500, cap=20_000, complete=False))
-    assert line.startswith("x2 as wide, to 2,000 parameters")
+    assert line.startswith("width x2: 2,000 parameters")
     for words in ("88 of 1,500 batches", "2,000 of 20,000 parameters", "was interrupted"):
         assert words in line
 

@@ -18,6 +18,7 @@ import torch
 from esper.growing.progress import ProgressPrinter
 from esper.growing.result import GrowResult
 from esper.karn.views import run_summary
+from esper.leyline.errors import EsperError
 from esper.scripts import export, grow, report, runs, show
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
@@ -150,6 +151,23 @@ def test_mistakes_are_one_line(words, says, place, tmp_path, monkeypatch, capsys
     assert not (tmp_path / "runs").exists(), "nothing was started"
 
 
+@pytest.mark.parametrize(
+    ("given", "minutes"), [([], grow.DEMO_MINUTES), (["--host-runs", "3"], None)]
+)
+def test_the_demo_ends_within_a_minute_unless_told_otherwise(given, minutes, monkeypatch):
+    """Less than a minute with what starting and the report take."""
+    seen: list[Any] = []
+
+    def noted(config: Any, budget: Any, *more: Any) -> Any:
+        seen.append(budget.minutes)
+        raise EsperError("that is enough")
+
+    monkeypatch.setattr(grow, "_grow", noted)
+    assert grow.main(["--demo", *given]) == 2
+    assert seen == [minutes]
+    assert 0.5 < grow.DEMO_MINUTES < 0.75
+
+
 def test_an_interrupted_run_returns_the_best_and_resumes(place, tmp_path, monkeypatch, capsys):
     words = [f"{place}/mine.py:model", "--train", f"{place}/mine.py:train", *TINY, "--quiet"]
     words += ["--folder", str(tmp_path)]
@@ -236,7 +254,13 @@ def test_a_run_is_shown_with_its_settings(run, monkeypatch, capsys):
     assert show.main([run.name]) == 0, "by its name in ./runs"
     said = capsys.readouterr().out
     result = GrowResult.load(run)
-    for words in (result.verdict, "host runs 5", "finished", "cross_entropy", "test accuracy"):
+    for words in (
+        result.verdict,
+        "5 training runs of your model",
+        "finished",
+        "cross_entropy",
+        "test accuracy",
+    ):
         assert words in said
     assert show.main([str(run), "--json"]) == 0
     reported = json.loads(capsys.readouterr().out)
@@ -249,7 +273,7 @@ def test_runs_are_listed_with_their_state(run, copy, capsys):
     root = copy.parent
     assert runs.main(["--runs", str(root)]) == 0
     said = capsys.readouterr().out
-    for word in ("copy", "finished", "/5"):
+    for word in ("copy", "finished", "0:0"):
         assert word in said
     assert states(root, capsys) == ["finished"]
     lock = FolderLock(copy)

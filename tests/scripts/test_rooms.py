@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from esper.karn import views
 from esper.scripts import doctor, evaluate, runs, train
 from esper.tasks.registry import task_names
 
@@ -77,6 +79,29 @@ def test_runs_are_listed_with_their_state(run, capsys):
     means = [sum(done["score_E"]) / 2 for done in history]
     assert entry["best_score"] == pytest.approx(max(means))
     assert entry["score"] == pytest.approx(means[-1])
+
+
+def test_the_list_is_readable_and_fits_100_columns(monkeypatch, tmp_path, capsys):
+    plain = views.RunSummary(tmp_path, "a" * 70, views.RunKind.GROW, views.RunState.FINISHED,
+                             created="2026-11-18 13:39:21", seconds=83.2, score=0.98765,
+                             params=1_234_567, done=3.21987, total=20.0)  # fmt: skip
+    under_way = replace(plain, state=views.RunState.RUNNING, score=None, done=5.0)
+    trained = replace(plain, kind=views.RunKind.TRAIN, done=1200, total=12_000)
+    compared = replace(plain, kind=views.RunKind.COMPARE, done=1200, unit="contexts", task="t" * 60)
+    found = (plain, under_way, trained, compared)
+    monkeypatch.setattr(views, "list_runs", lambda root: found)
+    assert runs.main(["--runs", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    said = [" ".join(line.split()) for line in lines]
+    for words in (
+        "finished 0.9877 - 1,234,567 1:23 11-18 13:39",
+        "running - - 1,234,567 1:23 (25%)",
+        "finished 1,200/12,000 0.9877 - 1:23 11-18 13:39",
+        "1,200/20 contexts",
+    ):
+        assert any(words in line for line in said), words
+    assert "3.2" not in "".join(lines)
 
 
 def test_before_any_run_the_list_is_empty_and_that_is_no_error(tmp_path, monkeypatch, capsys):

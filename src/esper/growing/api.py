@@ -81,7 +81,7 @@ def grow(
     settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})
     copied, ranks = read_sources(sources), ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
-    with printer.logged():
+    with printer.shown():
         run = prepare_run(
             model, (train, val, test), budget, settings, printer,
             sample_weights=sample_weights, ranks=ranks, began=began,
@@ -107,6 +107,7 @@ def _searched(
 
 def write_report(result: GrowResult, printer: ProgressPrinter) -> None:
     """Write the report of a search whose folder is closed; a full disk is a warning."""
+    printer.phase("writing the report")
     try:
         result.report()
     except EsperError as error:
@@ -164,8 +165,10 @@ def prepare_run(
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
 
     def read_problem() -> Problem:
+        printer.phase("reading data")
         two_inputs = settings.categorical is not None and takes_two_inputs(model)
         data = read_data(*parts, settings, sample_weights, two_inputs)
+        printer.phase("tracing the model")
         return make_problem(model, data, settings)
 
     problem = ranks.together(read_problem)

@@ -23,8 +23,7 @@ class Budget:
     flops: float | None = None
     """Most floating-point operations of all training, forward and backward."""
     host_runs: float | None = None
-    """Most training compute, in full training runs of the model as it was given; 20 if nothing else
-    limits the search."""
+    """Most compute, in training runs of your model; 20 if nothing else limits the search."""
     minutes: float | None = None
     """Longest wall-clock time."""
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from esper.growing.frontier_table import FIGURES
 from esper.leyline.statistics import Estimate
+from esper.leyline.variants import describe_variant
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import STYLE, Markup, table, tag
 
@@ -22,13 +24,14 @@ KINDS: Final = {
 
 def notebook_view(result: GrowResult) -> str:
     """Verdict, frontier and its table."""
-    head, *rows = result.rows()
+    shown = result.overview()
     return tag(
         "div",
         tag("style", Markup(STYLE)),
         tag("p", result.verdict, class_="verdict"),
         tag("figure", frontier_picture(result.record, result.info.metric)),
-        table("Frontier; the pick is marked", head, rows, range(1, 6)),
+        table("Frontier; the pick is marked", shown.head, shown.rows, FIGURES),
+        *([tag("p", shown.note)] if shown.note else ()),
         class_="esper-grow",
     )
 
@@ -44,7 +47,8 @@ def frontier_picture(record: ResultRecord, metric: str) -> Markup:
 
 def _dot(one: NetworkRecord, score: float, error: float, kind: str) -> Dot:
     estimate = Estimate(score, score - error, score + error)
-    return Dot(f"network {one.number}", one.params, estimate, kind)
+    words = [describe_variant(one.variant), *one.topology]
+    return Dot(", ".join(filter(None, words)) or "your model", one.params, estimate, kind)
 
 
 def _kind(one: NetworkRecord, record: ResultRecord) -> str:

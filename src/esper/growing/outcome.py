@@ -57,6 +57,7 @@ def make_result(
     candidates = sorted(front | {host_number} if info.host_fits else front)
     best = max(candidates, key=lambda number: info.rank(rows[number].score, rows[number].params))
     again = {} if refit is None else refit.weights(_finished(rows, {best, host_number}), rows)
+    printer.phase("judging on test")
     models = {
         number: finished_model(search.networks.trained(rows[number], again.get(number)))
         for number in wanted
@@ -67,7 +68,6 @@ def make_result(
         counted = replace(rows[number], params=count_parameters(models[number]))
         one = _record(counted, info, found.value, found.error)
         records[number] = replace(one, refit=number in again)
-        printer.say(_said(records[number], info.metric))
     networks = sorted((records[n] for n in front), key=lambda r: r.params)
     others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
     record = ResultRecord(
@@ -82,6 +82,7 @@ def make_result(
         ended=search.table.ended,
     )
     record = replace(record, verdict=verdict(_facts(problem, info, rows, record, measured)))
+    printer.phase("writing the networks")
     scripts = Scripts(problem, info, search.networks, rows)
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
     if files:
@@ -89,13 +90,6 @@ def make_result(
         writes.append(lambda: keep_script(folder.path, best, lambda: scripts.of(records[best])))
     _write_all(writes, folder, printer)
     return _with_networks(record, info, folder, models, scripts)
-
-
-def _said(network: NetworkRecord, metric: str) -> str:
-    return (
-        f"test: network {network.number}, {network.params:,} parameters, "
-        f"{metric} {network.test_score:.4f}"
-    )
 
 
 def _with_networks(
@@ -221,6 +215,6 @@ def _samples(network: NetworkRecord) -> int:
 
 def _change(pick: NetworkRecord) -> str:
     """How a network differs from the model as given."""
-    seeds = "grown" if any(pick.topology) else ""
+    seeds = ", ".join(f"seed {name}" for name in pick.topology if name)
     parts = [part for part in (describe_variant(pick.variant), seeds) if part]
-    return " and ".join(parts) or "trained at another rate"
+    return ", ".join(parts) or "your model, another recipe"

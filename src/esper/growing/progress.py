@@ -8,21 +8,22 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final, TextIO
 
+from esper.growing.live import TICK, LiveLine, bar
+from esper.growing.runs import Row
 from esper.growing.search import Search, judged, within
 from esper.growing.trainers.job import Running
-from esper.leyline.text import visible
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
 from esper.plotting.durations import format_duration
 
-INTERVAL: Final = 1.0
-"""Seconds between two lines on a terminal."""
-PLAIN_INTERVAL: Final = 2.0
-"""Seconds between two lines elsewhere."""
+BAR: Final = 24
+"""Characters of the bar, where there is room for them."""
+LEAST_SHARE: Final = 0.02
+"""Share of the budget from which on the pace so far says how long the rest takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,21 +54,39 @@ class Progress:
         every = {one.name: float(getattr(self, one.name)) for one in fields(self)}
         return {name: value for name, value in every.items() if not math.isinf(value)}
 
+    @property
+    def share(self) -> float:
+        """Share of the budget that is spent, 0..1."""
+        return min(1.0, max(self.runs / self.budget_runs, self.seconds / self.budget_seconds))
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the end: by the clock, or at the pace so far; NaN: not known yet."""
+        by_clock = self.budget_seconds - self.seconds
+        done = self.runs / self.budget_runs
+        at_pace = self.seconds * (1.0 - done) / done if done >= LEAST_SHARE else math.inf
+        left = max(0.0, min(by_clock, at_pace))
+        return left if math.isfinite(left) else math.nan
+
+    def words(self) -> list[str]:
+        """Share of the budget, time left, runs, the best score; what is known of them."""
+        left, best = self.seconds_left, self.best_score
+        return [
+            f"{100 * self.share:.0f} %",
+            *([] if math.isnan(left) else [f"{format_duration(left)} left"]),
+            *([] if math.isnan(best) else [f"best {best:.4f}"]),
+            f"{self.runs_done} of {self.runs_planned} runs",
+        ]
+
     def __str__(self) -> str:
-        best = "" if math.isnan(self.best_score) else f"best {self.best_score:.4f}  "
-        share = self.runs / self.budget_runs
-        spent = format_duration(self.seconds)
-        if math.isfinite(self.budget_seconds):
-            share = max(share, self.seconds / self.budget_seconds)
-            spent += f" of {format_duration(self.budget_seconds)}"
-        return (
-            f"rung {self.rung}: {self.runs_done} of {self.runs_planned} runs, "
-            f"{self.trained:,} batches  {best}{100 * min(1.0, share):.0f} %  {spent}"
-        )
+        return ", ".join(self.words())
 
 
 class ProgressPrinter:
-    """Prints where a search is; the `Observer` of a search."""
+    """Shows where a search is; the `Observer` of a search.
+
+    On a terminal it is one bar, elsewhere plain lines.
+    """
 
     def __init__(
         self,
@@ -77,32 +96,43 @@ class ProgressPrinter:
         stream: TextIO | None = None,
     ) -> None:
         self._verbose, self._on_round = verbose, on_round
-        self._ended: Progress | None = None
         self.trackers = require_trackers(track)
         self.tracking: Tracking | None = None
         """Set once the run folder is open."""
-        self._stream = sys.stderr if stream is None else stream
-        self._terminal = self._stream.isatty()
-        self._printed = -math.inf
-        self._width = 0
+        self._live = LiveLine(self._line, stream)
+        self._encoding = (sys.stderr if stream is None else stream).encoding
+        self._began, self._phase = time.monotonic(), "starting"
+        self._best: Row | None = None
+        self._newest: Progress | None = None
+        self._ended: Progress | None = None
+        self._looked = -math.inf
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show progress inside the block, and what kasmina logs, each message once."""
+        with self._logged():
+            if self._verbose:
+                self._live.start()
+            try:
+                yield
+            finally:
+                self._live.stop()
+
+    def phase(self, name: str) -> None:
+        """Show what is done from now on."""
+        self._phase = name
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
         if self._verbose:
-            self._print(line)
+            self._live.print(line)
 
     def warn(self, line: str) -> None:
         """Print a line that stays, whether or not progress is printed."""
-        self._print(f"warning: {line}")
-
-    def _print(self, line: str) -> None:
-        self._end_line()
-        print(visible(line), file=self._stream, flush=True)
-        self._printed = time.monotonic()
+        self._live.print(f"warning: {line}")
 
     @contextlib.contextmanager
-    def logged(self) -> Iterator[None]:
-        """Say what kasmina logs inside the block, each message once."""
+    def _logged(self) -> Iterator[None]:
         logger = logging.getLogger("esper.kasmina")
         handler, propagate = _Said(self.say), logger.propagate
         logger.addHandler(handler)
@@ -113,16 +143,18 @@ class ProgressPrinter:
             logger.propagate = propagate
             logger.removeHandler(handler)
 
+    # ---- of a search ----------------------------------------------------------------------
+
     def on_tick(self, search: Search, running: Sequence[Running]) -> None:
-        """Print where the search is, unless that was printed a moment ago."""
-        wait = INTERVAL if self._terminal else PLAIN_INTERVAL
-        if self._verbose and time.monotonic() - self._printed >= wait:
-            self._show(str(progress_of(search, running)))
+        """Note where the search is, unless that was noted a moment ago."""
+        if self._verbose and time.monotonic() - self._looked >= TICK:
+            self._note(search, running)
 
     def on_rung(self, search: Search) -> None:
-        """Report the end of a rung."""
-        self._ended = progress_of(search, ())
-        self.say(str(self._ended))
+        """Note the end of a rung."""
+        self._ended = self._note(search, ())
+        if not self._live.is_terminal:
+            self.say(self._line(0))
 
     def on_saved(self) -> None:
         """Pass the rung that ended to trackers and `on_round`, which may raise."""
@@ -131,26 +163,36 @@ class ProgressPrinter:
         if self.tracking is not None:
             self.tracking.log(ended.round, ended.figures())
         if self._on_round is not None:
+            self._live.erase()
             with user_callback("on_round fails"):
                 self._on_round(ended)
 
-    def _show(self, line: str) -> None:
-        self._printed = time.monotonic()
-        if not self._terminal:
-            print(line, file=self._stream, flush=True)
-            return
-        # The cursor goes back, so that whoever prints next writes over the line.
-        print(f"\r{line:<{self._width}}\r", end="", file=self._stream, flush=True)
-        self._width = len(line)
+    def _note(self, search: Search, running: Sequence[Running]) -> Progress:
+        """Where the search is now; the best so far never falls, as one that is resumed might."""
+        rows = judged(within(search.table.rows, search.networks.budget))
+        kept = () if self._best is None else (self._best,)
+        self._best = max((*kept, *rows), key=lambda row: row.merit, default=None)
+        best = math.nan if self._best is None else self._best.score
+        now = _progress(search, running, best)
+        self._newest, self._looked = now, time.monotonic()
+        return now
 
-    def _end_line(self) -> None:
-        if self._width:
-            print(f"\r{'':<{self._width}}\r", end="", file=self._stream)
-            self._width = 0
+    def _line(self, columns: int) -> str:
+        """The bar for a number of columns; 0: a plain line."""
+        newest, now = self._newest, time.monotonic()
+        if newest is None:
+            return f"{self._phase}, {format_duration(now - self._began)}"
+        newest = replace(newest, seconds=newest.seconds + now - self._looked)
+        if not columns:
+            return f"{self._phase}: {newest}"
+        words = f"{self._phase} " + "  ".join(newest.words())
+        width = min(BAR, columns - len(words) - 1)
+        drawn = f"{bar(newest.share, width, self._encoding)} " if width > 1 else ""
+        return f"{self._phase} {drawn}{'  '.join(newest.words())}"[:columns]
 
 
 class _Said(logging.Handler):
-    """Passes messages on, each once."""
+    """Passes warnings on, each once; the rest goes to the log as always."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
@@ -158,17 +200,18 @@ class _Said(logging.Handler):
         self._known: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno < logging.WARNING:
+            logging.getLogger("esper").handle(record)
+            return
         message = record.getMessage()
         if message not in self._known:
             self._known.add(message)
             self._say(message)
 
 
-def progress_of(search: Search, running: Sequence[Running]) -> Progress:
+def _progress(search: Search, running: Sequence[Running], best_score: float) -> Progress:
     """Where a search is; `running`: the runs under way."""
     table = search.table
-    rows = within(table.rows, search.networks.budget)
-    best = max(judged(rows), key=lambda row: row.merit, default=None)
     under_way = {one.number: one.trained for one in running}
     trained = {row.number: row.trained for row in table.rows} | under_way
     compute = sum(row.cost * trained[row.number] for row in table.rows)
@@ -177,7 +220,7 @@ def progress_of(search: Search, running: Sequence[Running]) -> Progress:
         runs_done=sum(row.ended and row.number not in under_way for row in table.rows),
         runs_planned=len(table.rows),
         trained=sum(trained.values()),
-        best_score=math.nan if best is None else best.score,
+        best_score=best_score,
         runs=compute / search.limits.length,
         budget_runs=search.limits.runs,
         seconds=search.clock.seconds,

@@ -6,8 +6,7 @@ weights that have learnt less than those of the search are dropped.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -18,6 +17,7 @@ from torch import Tensor
 from esper.growing.clock import Clock
 from esper.growing.folder import GrowFolder
 from esper.growing.networks import Networks
+from esper.growing.progress import ProgressPrinter
 from esper.growing.runs import Recipe, Row
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
@@ -30,7 +30,6 @@ SLACK: Final = 1.1
 """Seconds that are kept for it, over those that it should take."""
 PROGRESS: Final = 0.8
 """Share of the loss that the search's run has lost, which its refit has to lose as well."""
-SAY_SECONDS: Final = 2.0
 
 
 class Refit:
@@ -42,11 +41,11 @@ class Refit:
         networks: Networks,
         clock: Clock,
         folder: GrowFolder,
-        say: Callable[[str], None],
+        printer: ProgressPrinter,
     ) -> None:
         assert isinstance(task.train, Samples), "a stream is not refitted"
         self._task, self._networks, self._clock = task, networks, clock
-        self._folder, self._say = folder, say
+        self._folder, self._printer = folder, printer
         self._growth = 1.0 + len(task.val) / len(task.train)
 
     def seconds(self, rows: Sequence[Row]) -> float:
@@ -66,8 +65,7 @@ class Refit:
         needed = self._growth * sum(map(self._clock.alone, missing))
         if not missing or needed > self._clock.left + self._clock.reserved:
             return found
-        names = " and ".join(f"network {row.number}" for row in missing)
-        self._say(f"refit of {names} on training and validation samples")
+        self._printer.phase("refit on training and validation samples")
         by_number = {row.number: row for row in missing}
         for outcome in self._train(missing, all_rows):
             row = by_number[outcome.number]
@@ -75,7 +73,7 @@ class Refit:
                 found[row.number] = dict(outcome.weights)
                 self._folder.save_refit(row.number, outcome.weights)
             else:
-                self._say(f"refit of network {row.number}: learnt less, so it stays as it was")
+                self._printer.say("a refit has learnt less: the weights of the search are kept")
         return found
 
     def _train(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> Iterator[Outcome]:
@@ -93,21 +91,15 @@ class Refit:
         ]  # fmt: skip
         trainer = process_trainer(replace(task, train=merged))
         try:
-            yield from trainer.train(iter(jobs), self._ticker())
+            yield from trainer.train(iter(jobs), self._tick)
         finally:
             trainer.close()
 
-    def _ticker(self) -> Callable[[Sequence[Running]], bool]:
-        said = [time.monotonic()]
-
-        def tick(running: Sequence[Running]) -> bool:
-            if running and time.monotonic() - said[0] > SAY_SECONDS:
-                said[0] = time.monotonic()
-                trained, length = running[0].trained, running[0].batches
-                self._say(f"refit: {trained:,} of {length:,} batches")
-            return self._clock.left + self._clock.reserved <= 0
-
-        return tick
+    def _tick(self, running: Sequence[Running]) -> bool:
+        if running:
+            trained, length = running[0].trained, running[0].batches
+            self._printer.phase(f"refit, {trained:,} of {length:,} batches")
+        return self._clock.left + self._clock.reserved <= 0
 
 
 def refit_recipe(recipe: Recipe, train: int, val: int) -> Recipe:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from esper.growing.folder import RESULT, GrowInfo, read_info, read_table
+from esper.growing.frontier_table import FrontierTable, frontier_table
 from esper.growing.runs import Origin, Recipe, Table
 from esper.growing.stored import Model, StoredNetworks, read_script
 from esper.kasmina.export.export import export_model, require_suffix
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
-from esper.leyline.variants import describe_variant
 from esper.storage.sealed_json import read_document
 
 
@@ -264,15 +263,12 @@ class GrowResult:
 
         return write_page(self.folder, None if path is None else Path(path))
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The frontier as a table, its head first, with the model as given beside it."""
-        metric = self.info.metric
-        head = ("", f"test {metric}", "val", "parameters", "MACs", "host runs", "seeds")
-        networks = self.frontier
-        if all(one.record.number != self.record.host.number for one in networks):
-            networks.append(self.host)
-        marks = {self.record.pick: ">"}
-        return [head, *((marks.get(one.record.number, ""), *_cells(one)) for one in networks)]
+    def overview(self) -> FrontierTable:
+        """The frontier and the model as given as a table for people."""
+        networks, host = self.frontier, self.host
+        if all(one.record.number != host.record.number for one in networks):
+            networks.append(host)
+        return frontier_table(networks, self.record.pick, host.record.number)
 
     def _repr_html_(self) -> str:
         from esper.growing.notebook import notebook_view
@@ -280,44 +276,7 @@ class GrowResult:
         return notebook_view(self)
 
     def __str__(self) -> str:
-        lines = _aligned(self.rows())
+        lines = self.overview().lines()
         return "\n".join([self.verdict, "", *lines, "", f"run folder: {self.folder}"])
 
     __repr__ = __str__
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines; the first column and the last are text, the others are figures."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    text = (0, len(widths) - 1)
-    return [
-        "  ".join(
-            cell.ljust(width) if column in text else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-
-
-def _cells(network: GrownNetwork) -> tuple[str, ...]:
-    record = network.record
-    seeds = [f"{name} {place}" for place, name in network.seeds.items()]
-    width = [describe_variant(record.variant)] if record.variant else []
-    described = ", ".join((*width, *seeds)) or "none: your model"
-    if not network.info.host_fits and record.variant == "":
-        described += ", above the budget"
-    if record.origin in ("grown", "pruned"):
-        described += f" ({record.origin})"
-    if record.refit:
-        described += " (refit)"
-    if record.cut:
-        described += " (cut short)"
-    error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"
-    return (
-        f"{record.test_score:.4f}{error}",
-        f"{record.val_score:.4f}",
-        f"{record.params:,}",
-        f"{record.macs:,}",
-        f"{record.runs:.2f}",
-        described,
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,7 @@ from esper.storage import run_files
 from esper.storage.provenance import versions
 from esper.storage.sessions import utc_now
 
+_log: Final = logging.getLogger(__name__)
 DATA_SHARE: Final = 0.3
 """Share of the free memory of a device that data may take there."""
 TRAINED: Final = 0.2
@@ -213,6 +215,7 @@ class GrowRun:
 
     def prepare(self) -> None:
         """Measure the size of the model, and its speed if time is limited; decide the lengths."""
+        self.printer.phase("measuring size and speed")
         with self._explained():
             self.networks.trial()
             if self.settings.depths != "auto":
@@ -336,10 +339,7 @@ class GrowRun:
                 f"that is above {name}={getattr(self.budget, name):g}: it is trained as the "
                 f"reference, and narrower versions, with fresh weights, are searched"
             )
-        if trace.hooked:
-            say(f"{trace.name} runs whole, by hooks: torch.fx cannot trace it ({trace.hooked})")
-        for path, reason in trace.untraced.items():
-            say(f"{path} is kept whole: {reason}")
+        self._announce_whole()
         if self.full.batches != self.length.batches:
             say(
                 f"the time limit leaves room for training runs of {self.length.batches} batches "
@@ -350,6 +350,15 @@ class GrowRun:
             f"a training run of your model is {self.length.batches:,} batches of "
             f"{self.length.batch_size}{runs}"
         )
+
+    def _announce_whole(self) -> None:
+        """Say which modules are kept whole; why that is goes to the log."""
+        trace = self.problem.trace
+        whole = {trace.name: trace.hooked} if trace.hooked else trace.untraced
+        for path, reason in whole.items():
+            _log.info("kept whole: %s: torch.fx cannot trace it: %s", path, reason)
+        if whole:
+            self.printer.say(f"kept whole: {', '.join(whole)} (no seeds inside what is not traced)")
 
     # ---- the search -----------------------------------------------------------------------
 
@@ -370,11 +379,13 @@ class GrowRun:
         search = self._make_search(folder, table)
         refit = self._refit
         self._plan_variants(search, folder, info, resumed)
+        self.printer.phase("training")
         with self._explained(), self._tracked(folder, info, table):
             try:
                 complete = search.run(table)
             finally:
                 self.trainer.close()
+        self.printer.phase("judging on test")
         info = self._with_variants(info)
         home = Path(self.ranks.text(str(folder.path)))  # before rank 0 is busy with files
         files = files and self.ranks.first
@@ -419,7 +430,7 @@ class GrowRun:
             wanted = data.val_is_cut and self.budget.minutes is not None
         if not wanted or not isinstance(self.task.train, Samples) or self.ranks.size > 1:
             return None
-        return Refit(self.task, self.networks, clock, folder, self.printer.say)
+        return Refit(self.task, self.networks, clock, folder, self.printer)
 
     def _plan_variants(
         self, search: Search, folder: GrowFolder, info: GrowInfo, resumed: bool

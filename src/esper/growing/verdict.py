@@ -56,7 +56,7 @@ class Judged:
     params: int
     score: float
     change: str = ""
-    """How it differs from the model as given, as "x2 as wide"; empty: that model."""
+    """How it differs from the model as given, as "width x2"; empty: that model."""
     samples: int = 0
     """Samples that it was trained on, each as often as it was."""
 
@@ -157,7 +157,7 @@ def _host_is_best(facts: Facts) -> str:
 def _compared(facts: Facts) -> str:
     pick, host, apart = facts.pick, facts.host, facts.difference
     line = (
-        f"{pick.change}, to {pick.params:,} parameters (your model: {host.params:,}), test "
+        f"{pick.change}: {pick.params:,} parameters (your model: {host.params:,}), test "
         f"{facts.metric} {pick.score:.4f}"
     )
     if not math.isfinite(host.score):

@@ -35,8 +35,7 @@ def describe_variant(name: str) -> str:
     """A variant in words; empty: the model as it was given.
 
     >>> describe_variant("x1.41 d2"), describe_variant("d0.5"), describe_variant("")
-    ('x1.41 as wide and x2 as deep', 'x0.5 as deep', '')
+    ('width x1.41, depth x2', 'depth x0.5', '')
     """
-    parts = [f"{part} as wide" if part[0] == "x" else f"x{part[1:]} as deep" for part in
-             name.split()]  # fmt: skip
-    return " and ".join(parts)
+    parts = name.split()
+    return ", ".join(f"width {one}" if one[0] == "x" else f"depth x{one[1:]}" for one in parts)

@@ -1,6 +1,6 @@
 """`esper grow`: grow your model on your data within a budget.
 
-esper grow --demo                                   digits and a small CNN, about a minute
+esper grow --demo                                   digits and a small CNN, less than a minute
 esper grow mine.py:model --train mine.py:train --params 50000 --minutes 10
 esper grow mine.py:model --train data.npz --resume runs/RUN
 
@@ -36,8 +36,8 @@ T = TypeVar("T")
 Flags = Annotated[T, tyro.conf.OmitArgPrefixes]
 OWN: Final = ("loss", "metric", "train_step", "optimizer", "scheduler")
 """Settings that may name an object of a user's file."""
-DEMO_RUNS: Final = 20.0
-"""Compute of the demo, in training runs of its model."""
+DEMO_MINUTES: Final = 0.65
+"""Time of the demo."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ def grow(config: Grow, argv: Sequence[str]) -> None:
     _check(config)
     require_trackers(config.track, "--track")
     budget = config.budget
-    if config.demo and budget.host_runs is None:
-        budget = replace(budget, host_runs=DEMO_RUNS)
+    if config.demo and (budget.minutes, budget.host_runs, budget.flops) == (None, None, None):
+        budget = replace(budget, minutes=DEMO_MINUTES)
     resume = None if config.resume is None else find_run(config.resume)
     if resume is not None:
         require_grow_folder(resume)

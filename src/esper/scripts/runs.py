@@ -8,13 +8,16 @@ esper runs --json               as JSON
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from esper.leyline.codec import Json
+from esper.plotting.durations import format_duration
+from esper.plotting.numbers import number
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.output import say
 from esper.scripts.cli.run_paths import RUNS
@@ -24,19 +27,19 @@ if TYPE_CHECKING:
 
     from esper.karn.views import RunSummary
 
-TRAIN_COLUMNS: Final = ("run", "state", "rounds", "score", "best", "created (UTC)")
+TRAIN_COLUMNS: Final = ("run", "state", "rounds", "score", "best", "time", "created (UTC)")
 GROW_COLUMNS: Final = (
     "grow run",
     "state",
-    "host runs",
     "score",
     "your model",
     "parameters",
+    "time",
     "created (UTC)",
 )
 OTHER_COLUMNS: Final = ("comparison, audit", "state", "done", "task", "created (UTC)")
-PLAIN_WIDTH: Final = 140
-"""Columns of the table without a terminal."""
+WIDTH: Final = 100
+"""Most columns of a table."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,13 @@ def _print_tables(found: Sequence[RunSummary]) -> None:
     from esper.karn.terminal import Terminal
     from esper.karn.views import RunKind
 
-    console = Terminal(PLAIN_WIDTH)
+    console = Terminal(WIDTH)
+    console.width = min(WIDTH, console.width)
     trained = [run for run in found if run.kind is RunKind.TRAIN]
     grown = [run for run in found if run.kind is RunKind.GROW]
     others = [run for run in found if run.kind in (RunKind.COMPARE, RunKind.AUDIT)]
     if trained:
-        console.print(_table(TRAIN_COLUMNS, (2, 3, 4), map(_train_row, trained)))
+        console.print(_table(TRAIN_COLUMNS, (2, 3, 4, 5), map(_train_row, trained)))
     if grown:
         console.print(_table(GROW_COLUMNS, (2, 3, 4, 5), map(_grow_row, grown)))
     if others:
@@ -98,9 +102,11 @@ def _table(columns: Sequence[str], figures: Sequence[int], rows: Iterable[Sequen
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place in figures else "left")
+        # Names give way: they are folded over lines, figures never are.
+        side: Literal["right", "left"] = "right" if place in figures else "left"
+        table.add_column(column, justify=side, no_wrap=column not in (columns[0], "task"))
     for name, *cells in rows:
         table.add_row(Text(name, overflow="fold"), *cells)
     return table
@@ -110,9 +116,10 @@ def _train_row(run: RunSummary) -> list[str]:
     return [
         run.name,
         run.state.value,
-        f"{run.done:g}/{run.total:g}" if run.total else "-",
-        *map(_score, (run.score, run.best_score)),
-        run.created or "-",
+        f"{run.done:,.0f}/{run.total:,.0f}" if run.total else "-",
+        *map(number, (run.score, run.best_score)),
+        _time(run),
+        _created(run),
     ]
 
 
@@ -120,21 +127,33 @@ def _grow_row(run: RunSummary) -> list[str]:
     return [
         run.name,
         run.state.value,
-        f"{run.done:.1f}/{run.total:g}{' min' * (run.unit == 'minutes')}" if run.total else "-",
-        *map(_score, (run.score, run.host_score)),
-        "-" if run.params is None else f"{run.params:,}",
-        run.created or "-",
+        *map(number, (run.score, run.host_score)),
+        number(run.params, ",d"),
+        _time(run),
+        _created(run),
     ]
 
 
 def _other_row(run: RunSummary) -> list[str]:
-    of = "" if run.total is None else f"/{run.total:g}"
-    done = f"{run.done:g}{of} {run.unit}" if run.unit else "-"
-    return [run.name, run.state.value, done, run.task or "-", run.created or "-"]
+    of = "" if run.total is None else f"/{run.total:,.0f}"
+    done = f"{run.done:,.0f}{of} {run.unit}" if run.unit else "-"
+    return [run.name, run.state.value, done, run.task or "-", _created(run)]
 
 
-def _score(score: float | None) -> str:
-    return "-" if score is None else f"{score:.4f}"
+def _time(run: RunSummary) -> str:
+    """How long it ran; while it runs, also the share that is done."""
+    from esper.karn.views import RunState
+
+    time = "-" if run.seconds is None else format_duration(run.seconds)
+    if run.state is RunState.RUNNING and run.progress is not None:
+        return f"{time} ({run.progress:.0%})"
+    return time
+
+
+def _created(run: RunSummary) -> str:
+    """When it was made, to the minute and without the year; other text as it is."""
+    found = re.fullmatch(r"\d{4}-(\d\d-\d\d \d\d:\d\d):\d\d", run.created)
+    return found[1] if found else run.created or "-"
 
 
 main = partial(run_command, _ListRuns, _show_runs)

@@ -94,7 +94,7 @@ def test_names_of_runs_are_never_markup():
 
 
 def grow_shot() -> RunShot:
-    summary = replace(training_shot().summary, kind=views.RunKind.GROW, unit="host runs",
+    summary = replace(training_shot().summary, kind=views.RunKind.GROW, unit="training runs",
                       state=views.RunState.FINISHED, verdict="conv_light helps")  # fmt: skip
     points = tuple(
         views.FrontierPoint(str(i), ("", "conv_light" if i else ""), "x0.5", "grown", 100 * (i + 1),

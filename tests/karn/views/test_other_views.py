@@ -138,7 +138,7 @@ def test_a_search_without_a_result_was_killed(grown, tmp_path):
     (tmp_path / "run" / "result.json").unlink()
     (tmp_path / "run" / "sessions.json").unlink()
     found = views.run_summary(tmp_path / "run")
-    assert (found.state, found.unit) == (RunState.KILLED, "host runs")
+    assert (found.state, found.unit) == (RunState.KILLED, "training runs")
     assert found.done > 0
     assert views.read_frontier(tmp_path / "run") == ()
     assert views.read_curves(tmp_path / "run")

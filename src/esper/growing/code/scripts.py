@@ -79,7 +79,7 @@ class Scripts:
         )
 
     def _title(self, record: NetworkRecord) -> str:
-        change = f" {describe_variant(record.variant)}" if record.variant else ""
+        change = f", {describe_variant(record.variant)}" if record.variant else ""
         score = f"{self.info.metric} {record.test_score:.4f} on test"
         return f"{self.info.model}{change}, {score} in a search of esper.grow."
 

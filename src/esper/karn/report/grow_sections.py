@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from pathlib import Path
+from typing import Final
 
 from esper.karn.views.documents import (
     Entries,
@@ -18,9 +19,16 @@ from esper.karn.views.documents import (
     whole,
 )
 from esper.plotting.durations import duration_text
-from esper.plotting.html import Markup, code, table, tag
+from esper.plotting.html import Markup, code, details, table, tag
 from esper.storage import run_files as f
 
+MAX_SCRIPT: Final = 200_000
+"""Bytes of a script that the page shows, so that it stays small."""
+_LIMITS: Final = {
+    "params": "parameters", "macs": "MACs", "flops": "FLOPs",
+    "host_runs": "training runs of your model",
+}  # fmt: skip
+"""What the limits of a budget are called, where that is not their name."""
 Section = tuple[str, list[Markup]]
 """Title and content."""
 
@@ -68,6 +76,20 @@ def _usage(run: Path) -> Section:
     ]
 
 
+def _code(run: Path) -> Section:
+    """The script that trains the pick again, if one was kept."""
+    title = "Code of the pick"
+    if not (run / f.RESULT).exists():
+        return title, []
+    pick = whole(read_entries(run / f.RESULT), "pick") or 0
+    path = run / f.GROWN_NETWORKS / f"{pick:04d}.py"
+    if not path.is_file() or path.stat().st_size > MAX_SCRIPT:
+        return title, []
+    said = "A plain PyTorch script that trains it again, without Esper."
+    script = path.read_text(errors="replace")
+    return title, [tag("p", said), details(path.name, code(*script.splitlines()))]
+
+
 def _data(run: Path) -> Section:
     """What was decided about the data."""
     info = read_entries(run / f.GROW)
@@ -76,7 +98,7 @@ def _data(run: Path) -> Section:
     return "Data", [said, tag("p", f"Fingerprint: {text(info, 'fingerprint')}", class_="muted")]
 
 
-GROW_SECTIONS = (_cost, _usage, _data)
+GROW_SECTIONS = (_cost, _usage, _code, _data)
 
 
 def settings_rows(run: Path) -> list[tuple[str, str]]:
@@ -108,6 +130,6 @@ def settings_rows(run: Path) -> list[tuple[str, str]]:
 
 
 def _budget(budget: Entries) -> str:
-    limits = [(name, real(budget, name)) for name in budget]
-    given = [f"{name.replace('_', ' ')} {value:,.12g}" for name, value in limits if value == value]
+    limits = [(_LIMITS.get(name, name), real(budget, name)) for name in budget]
+    given = [f"{value:,.12g} {name}" for name, value in limits if value == value]
     return ", ".join(given) or "default"

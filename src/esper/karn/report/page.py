@@ -12,7 +12,7 @@ from esper.karn.report.grow_sections import settings_rows
 from esper.karn.report.sections import SECTIONS
 from esper.karn.views import RunKind, RunSummary
 from esper.karn.views.damage import reader
-from esper.plotting.durations import duration_text
+from esper.plotting.durations import duration_text, format_duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.plotting.numbers import interval, number
 from esper.storage.atomic import require_writable, save_file
@@ -61,10 +61,12 @@ def _section(title: str, parts: Sequence[Markup]) -> Markup:
 
 
 def _opening(found: RunSummary) -> Markup:
-    total = "" if found.total is None else f"of {found.total:g}"
+    timed = found.unit == "minutes"
+    amount = (lambda value: format_duration(60 * value)) if timed else "{:.4g}".format
+    total = "" if found.total is None else f"of {amount(found.total)}"
     facts = [
         ("state", found.state.value, found.problem),
-        (found.unit or "progress", f"{found.done:.4g}", total),
+        (found.unit or "progress", amount(found.done), total),
         ("score", number(found.score), _best(found)),
         ("time", duration_text(found.seconds), f"started {found.created} UTC"),
     ]

@@ -11,7 +11,9 @@ from esper.karn import views
 from esper.karn.report.grow_sections import GROW_SECTIONS, Section
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
+from esper.karn.views.curves import CurvePoint
 from esper.karn.views.documents import objects, read_entries, real, texts
+from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.leyline.variants import describe_variant
 from esper.plotting.frontier_plot import Dot, frontier_plot
@@ -22,6 +24,10 @@ from esper.storage import run_files as f
 
 MAX_ROWS: Final = 400
 """Rows of a table; a longer one is thinned out, so that the page stays small."""
+MAX_CURVES: Final = 3
+"""Networks whose curves are drawn, as many as the legend has room for."""
+MAX_LEGEND: Final = 16
+"""Characters of each in it."""
 
 
 def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
@@ -306,16 +312,16 @@ def _networks(run: Path) -> Section:
     words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others",
              "others": "others, validation score"}  # fmt: skip
     dots = [Dot(_seed_names(one), one.params, _shown_score(one), _kind(one)) for one in found]
-    head = ("network", "test (interval)", "validation", "parameters", "MACs", "seeds")
+    head = ("network", "test (interval)", "validation", "parameters", "MACs", "number")
     rows = [
-        (one.label, interval(one.score), number(one.val_score), f"{one.params:,}",
-         f"{one.macs:,}", _seed_names(one))
+        (_seed_names(one), interval(one.score), number(one.val_score), f"{one.params:,}",
+         f"{one.macs:,}", one.label)
         for one in found
     ]  # fmt: skip
     return "Frontier", [
         _picture(frontier_plot(dots, "test score", words=words),
                 "Test score against size; the line joins those that no smaller one beats."),
-        _as_table("Networks", head, rows, range(1, 5)),
+        _as_table("Networks", head, rows, range(1, 6)),
     ]  # fmt: skip
 
 
@@ -334,7 +340,8 @@ def _kind(one: views.FrontierPoint) -> str:
     return "front" if one.on_frontier else "static"
 
 
-def _seed_names(one: views.FrontierPoint) -> str:
+def _seed_names(one: views.FrontierPoint | views.NetworkCurve) -> str:
+    """What a network is, in words."""
     held = [name for name in one.topology if name]
     parts = ([describe_variant(one.variant)] if one.variant else []) + held
     return ", ".join(parts) or ("your model" if one.origin == "given" else "the host")
@@ -343,25 +350,32 @@ def _seed_names(one: views.FrontierPoint) -> str:
 def _network_curves(run: Path) -> Section:
     """Scores of networks by length of training."""
     every = views.read_curves(run)
-    shown = sorted(every[:4], key=lambda one: one.params)
-    series = [
-        Series(f"#{one.label}: {one.params:,}",
-               tuple((p.length, Estimate(p.score, p.low, p.high)) for p in one.points))
-        for one in shown
-    ]  # fmt: skip
+    best: dict[str, list[CurvePoint]] = {}
+    for one in every:  # the best ones first
+        name = shorten(_seed_names(one), MAX_LEGEND)
+        if name in best or len(best) < MAX_CURVES:
+            best.setdefault(name, []).extend(one.points)
+    series = [Series(name, _by_length(points)) for name, points in best.items()]
     rows = [
-        (one.label, f"{one.params:,}", ", ".join(name or "-" for name in one.topology),
-         one.recipe or "-",
+        (_seed_names(one), f"{one.params:,}", one.recipe or "-",
          ", ".join(f"{p.length:.2f}: {number(p.score)}" for p in one.points[-6:]))
         for one in every
     ]  # fmt: skip
-    label = f"Scores of {len(shown)} networks by length; the table below has the values"
+    label = f"Scores of {len(series)} networks by length; the table below has the values"
     return "Score by length", [
         _picture(line_plot(series, "length of training, 1: in full", "score", label),
-                "The best four, by number and parameters; the table has all of them."),
+                "The best networks, each by the best of its recipes; the table has all of them."),
         _as_table("Networks and their last scores by length",
-                 ("network", "parameters", "seeds", "recipe, if another", "scores"), rows, (1,)),
+                 ("network", "parameters", "recipe, if another", "scores"), rows, (1,)),
     ]  # fmt: skip
+
+
+def _by_length(points: Iterable[CurvePoint]) -> tuple[tuple[float, Estimate], ...]:
+    """A curve; of several scores at one length, the first."""
+    found: dict[float, Estimate] = {}
+    for p in points:
+        found.setdefault(round(p.length, 2), Estimate(p.score, p.low, p.high))
+    return tuple(sorted(found.items(), key=lambda pair: pair[0]))
 
 
 SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {

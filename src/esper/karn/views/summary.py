@@ -71,7 +71,7 @@ class RunSummary:
     """Of `total`, in `unit`."""
     total: float | None = None
     unit: str = ""
-    """`rounds`, `host runs` or `minutes` (grow), `policies`, `contexts`."""
+    """`rounds`, `training runs` or `minutes` (grow), `policies`, `contexts`."""
     score: float | None = None
     """Newest mean score (train), test score of the pick (grow)."""
     best_score: float | None = None
@@ -280,7 +280,9 @@ def _with_search(run: RunSummary, info: Entries, spent: Entries) -> RunSummary:
         )
     batches = sum(real(row, "cost") * real(row, "trained") for row in objects(spent, "rows"))
     done = real(spent, "runs") if "runs" in spent else batches / real(info, "length")
-    return replace(run, seconds=seconds, done=_known(done) or 0.0, total=total, unit="host runs")
+    return replace(
+        run, seconds=seconds, done=_known(done) or 0.0, total=total, unit="training runs"
+    )
 
 
 def _grow_state(running: bool, result: Entries, last: RunSession | None) -> RunState:

@@ -71,7 +71,7 @@ def fold(root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer) -
     plain.meta["untraced"] = untraced = tracer.untraced_paths(plain.graph)
     if untraced:
         reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
-        _log.warning("kept whole, as they cannot be traced: %s", reasons)
+        _log.info("kept whole, as they cannot be traced: %s", reasons)
     return plain
 
 
