@@ -81,6 +81,7 @@ class FakeNetworks:
         self.variants = [FakeVariant("" if not i else f"x{i}", n, slots) for i, n in
                          enumerate(params)]  # fmt: skip
         self.budget = Budget() if budget is None else budget
+        self.latency: Any = lambda variant, topology: 0.0
         self._read = read
         self.completed = 0
 

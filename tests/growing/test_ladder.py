@@ -157,7 +157,7 @@ def test_rates_that_the_user_named_are_the_only_ones_and_none_is_beyond_reason()
     table = climb(ladder(more_rates=False), 6)
     assert {one.recipe.lr for one in table.rows} <= set(RATES)
     high = climb(ladder(), 7, lambda one: min(0.99, one.recipe.lr))
-    low, most = RATE_LIMITS
+    low, most = RATE_LIMITS["adamw"]
     assert all(low <= one.recipe.lr <= most for one in high.rows)
     assert max(one.recipe.lr for one in high.rows) > 0.2
 

@@ -23,7 +23,9 @@ def test_neighbouring_rates_come_first_and_are_the_first_ones_where_these_are_as
     assert between == [0.27, RATES[2], *RATES]
 
 
-@pytest.mark.parametrize(("lr", "up", "down"), [(RATE_LIMITS[0], True, False), (0.5, False, True)])
+@pytest.mark.parametrize(
+    ("lr", "up", "down"), [(RATE_LIMITS["adamw"][0], True, False), (0.5, False, True)]
+)
 def test_no_rate_is_beyond_the_limits(lr, up, down):
     near = [one.lr for one in Space(RECIPE, (lr,)).other_rates(replace(RECIPE, lr=lr))]
     assert near == [lr * 3] * up + [pytest.approx(lr / 3, rel=1e-3)] * down

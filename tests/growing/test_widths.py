@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -66,6 +66,9 @@ class FakeNetworks:
     def scaled(self, width: float, depth: float = 1.0) -> Fake:
         self.made.append(Fake(width, depth, self.stiff))
         return self.made[-1]
+
+    def latency(self, variant: Any, topology: Any) -> float:
+        return 0.0
 
     @property
     def base_fits(self) -> bool:

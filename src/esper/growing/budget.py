@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Literal, get_args
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, unknown_name
+
+RUNTIMES = Literal["torch", "onnx"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,17 @@ class Budget:
     """Most compute, in training runs of your model; 20 if nothing else limits the search."""
     minutes: float | None = None
     """Longest wall-clock time."""
+    latency_ms: float | None = None
+    """Longest time of a network for one sample, in milliseconds, on the CPU of this machine."""
+    latency_runtime: RUNTIMES = "torch"
+    """What computes that sample: torch, or ONNX Runtime."""
+    latency_threads: int = 1
+    """Threads that compute it."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None:
+            if value is None or field.name == "latency_runtime":
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise EsperError(
@@ -40,34 +49,41 @@ class Budget:
                 raise EsperError(f"budget {field.name}={value}: must be above 0, and finite")
         if self.params is not None and self.params != int(self.params):
             raise EsperError(f"budget params={self.params}: give a whole number of parameters")
+        if self.latency_runtime not in get_args(RUNTIMES):
+            raise unknown_name("latency_runtime", self.latency_runtime, get_args(RUNTIMES))
+        if self.latency_threads != int(self.latency_threads):
+            raise EsperError(f"budget latency_threads={self.latency_threads}: give a whole number")
 
     @property
     def seconds(self) -> float:
         """Longest wall-clock time; infinite: no limit."""
         return math.inf if self.minutes is None else 60.0 * self.minutes
 
-    def allows(self, params: int, macs: int) -> bool:
-        """Whether a network is within the limits."""
-        within = self.params is None or params <= self.params
-        return within and (self.macs is None or macs <= self.macs)
+    def allows(self, params: int, macs: int, latency: float = 0.0) -> bool:
+        """Whether a network is within the limits; `latency`: in ms, 0: not measured."""
+        return self.room(params, macs, latency) >= 1.0
 
-    def room(self, params: int, macs: int) -> float:
+    def room(self, params: int, macs: int, latency: float = 0.0) -> float:
         """By how much a network may grow within the limits; below 1: it exceeds them."""
         return min(
             math.inf if self.params is None else self.params / max(1, params),
             math.inf if self.macs is None else self.macs / max(1, macs),
+            math.inf if self.latency_ms is None or not latency else self.latency_ms / latency,
         )
 
-    def excess(self, params: int, macs: int) -> tuple[str, int]:
+    def excess(self, params: int, macs: int, latency: float = 0.0) -> tuple[str, float]:
         """Name of the limit that a network exceeds, and its size by that."""
-        over_params = self.params is not None and params > self.params
-        return ("params", params) if over_params else ("macs", macs)
+        if self.params is not None and params > self.params:
+            return "params", params
+        if self.macs is not None and macs > self.macs:
+            return "macs", macs
+        return "latency_ms", float(f"{latency:.3g}")
 
-    def require(self, params: int, macs: int) -> None:
+    def require(self, params: int, macs: int, latency: float = 0.0) -> None:
         """Raise if a network exceeds the limits."""
-        if not self.allows(params, macs):
-            name, size = self.excess(params, macs)
-            raise EsperError(f"budget {name}={getattr(self, name):g}: it has {size}")
+        if not self.allows(params, macs, latency):
+            name, size = self.excess(params, macs, latency)
+            raise EsperError(f"budget {name}={getattr(self, name):g}: it has {size:,}")
 
 
 DEFAULT_HOST_RUNS = 20.0

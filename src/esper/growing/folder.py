@@ -112,11 +112,13 @@ class GrowInfo:
     """SHA-256 of the weights that the model was given with; empty: it was not."""
     encoding: Encoding | None = None
     """How rows of a table become inputs of the networks; None: they take what the data yield."""
+    host_latency: float = 0.0
+    """Milliseconds of the model as given for one sample; 0: not measured."""
 
     @property
     def host_fits(self) -> bool:
         """Whether the model as given is within the budget, and may be picked."""
-        return self.budget.allows(self.host_params, self.host_macs)
+        return self.budget.allows(self.host_params, self.host_macs, self.host_latency)
 
     def rank(self, score: float, params: int) -> tuple[float, int]:
         """Sort key of a network: the better score, then the smaller size; NaN is the worst."""

@@ -53,10 +53,15 @@ def frontier_table(networks: Sequence[GrownNetwork], pick: int, host: int) -> Fr
     folded = _folded([one.record for one in networks], info, (pick, host))
     shown = [one for one in networks if one.record.number not in folded]
     return FrontierTable(
-        ("", "network", f"test {info.metric}", "parameters", "MACs", "recipe"),
+        ("", "network", f"test {info.metric}", "parameters", *_third(info), "recipe"),
         tuple((">" if one.record.number == pick else "", *_cells(one)) for one in shown),
         f"{len(folded)} more, {' or '.join(sorted(set(folded.values())))}" if folded else "",
     )
+
+
+def _third(info: GrowInfo) -> tuple[str]:
+    """The other size of a network: its latency where that is limited, or its MACs."""
+    return ("MACs",) if info.budget.latency_ms is None else ("ms a sample",)
 
 
 def _folded(
@@ -84,9 +89,15 @@ def _cells(network: GrownNetwork) -> tuple[str, ...]:
         _network(network),
         f"{record.test_score:.4f}{error}",
         f"{record.params:,}",
-        f"{record.macs:,}",
+        f"{record.macs:,}" if network.info.budget.latency_ms is None else _latency(record),
         _recipe(record, network.info),
     )
+
+
+def _latency(record: NetworkRecord) -> str:
+    if not record.latency_low:
+        return f"{record.latency:.3g}"
+    return f"{record.latency:.3g} ({record.latency_low:.3g} to {record.latency_high:.3g})"
 
 
 def _network(network: GrownNetwork) -> str:

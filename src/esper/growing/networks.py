@@ -14,6 +14,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
+from esper.growing.latency import Latency, measure_latency
 from esper.growing.runs import Row
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.kasmina.layers.counting import Size, count_parameters, count_training_macs
@@ -154,6 +155,7 @@ class Networks:
         self.others: Callable[[], Sequence[Variant]] | None = None
         """Makes the other variants, when they are needed for the first time."""
         self.budget, self._scaled, self._weights = budget, scaled, weights
+        self._latencies: dict[tuple[str, Topology], float] = {}
         self._example = base._example
         self._seed = base._seed
 
@@ -195,10 +197,30 @@ class Networks:
         work = size.train_macs * (batch_size or samples)
         return (self._overhead + work) / max(1.0, self._overhead + base * samples)
 
+    def latency(self, variant: Variant, topology: Topology) -> float:
+        """Milliseconds of a network for one sample; 0: they are not limited."""
+        budget, key = self.budget, (variant.name, topology)
+        if budget.latency_ms is None:
+            return 0.0
+        if key not in self._latencies:
+            model = finished_model(variant.build(topology, self._seed))
+            self._latencies[key] = self.timed(model).median
+        return self._latencies[key]
+
+    def timed(self, model: nn.Module) -> Latency:
+        """How long a plain network takes for one sample."""
+        budget = self.budget
+        return measure_latency(
+            model, self.inputs, self._example, budget.latency_runtime, budget.latency_threads
+        )
+
     def allows(self, variant: int, topology: Topology) -> bool:
         """Whether a network is within the limits of the budget; the model as given may not be."""
         size = self.size(variant, topology)
-        return self.budget.allows(size.params, size.macs)
+        if not self.budget.allows(size.params, size.macs):
+            return False
+        latency = self.latency(self.variants[variant], topology)
+        return self.budget.allows(size.params, size.macs, latency)
 
     @property
     def base_fits(self) -> bool:

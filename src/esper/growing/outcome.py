@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from esper.growing.code.scripts import Scripts
 from esper.growing.data import GrowData
 from esper.growing.folder import RESULT, GrowFolder, GrowInfo
+from esper.growing.networks import Networks
 from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
 from esper.growing.progress import ProgressPrinter
@@ -63,11 +64,13 @@ def make_result(
         for number in wanted
     }
     measured = {number: _judged(model, problem) for number, model in models.items()}
-    records = {}
-    for number, found in measured.items():
-        counted = replace(rows[number], params=count_parameters(models[number]))
-        one = _record(counted, info, found.value, found.error)
-        records[number] = replace(one, refit=number in again)
+    records = {
+        number: _with_latency(
+            replace(_measured_record(rows[number], models[number], info, found),
+                    refit=number in again), models[number], search.networks)
+        for number, found in measured.items()
+    }  # fmt: skip
+    _warn_of_latency(records[best], info, printer)
     networks = sorted((records[n] for n in front), key=lambda r: r.params)
     others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
     record = ResultRecord(
@@ -92,6 +95,26 @@ def make_result(
     return _with_networks(record, info, folder, models, scripts)
 
 
+def _measured_record(row: Row, model: nn.Module, info: GrowInfo, found: Measured) -> NetworkRecord:
+    counted = replace(row, params=count_parameters(model))
+    return _record(counted, info, found.value, found.error)
+
+
+def _with_latency(record: NetworkRecord, model: nn.Module, networks: Networks) -> NetworkRecord:
+    """The record with how long it takes for a sample, where that is limited, and nothing trains."""
+    if networks.budget.latency_ms is None:
+        return record
+    took = networks.timed(model)
+    return replace(record, latency=took.median, latency_low=took.low, latency_high=took.high)
+
+
+def _warn_of_latency(pick: NetworkRecord, info: GrowInfo, printer: ProgressPrinter) -> None:
+    """The machine may be busier now than when the pick was timed first."""
+    limit = info.budget.latency_ms
+    if limit is not None and pick.latency_low > limit:
+        printer.warn(f"the pick now takes {pick.latency:.3g} ms a sample, above {limit:g}")
+
+
 def _with_networks(
     record: ResultRecord,
     info: GrowInfo,
@@ -113,7 +136,7 @@ def _with_networks(
 
 def _nothing_fits(info: GrowInfo, rows: Sequence[Row], folder: GrowFolder) -> EsperError:
     """The model is the reference alone, and nothing smaller has a score."""
-    name, size = info.budget.excess(info.host_params, info.host_macs)
+    name, size = info.budget.excess(info.host_params, info.host_macs, info.host_latency)
     smaller = [row for row in within(rows, info.budget) if row.ended]
     said = "all that were trained diverged" if smaller else "none was trained yet"
     return EsperError(
@@ -151,6 +174,7 @@ def _record(
         runs=row.compute / info.length,
         cut=row.status == "cut",
         seed=row.seed,
+        latency=row.latency,
     )
 
 

@@ -126,7 +126,8 @@ class Proposals:
         """The row with the size and the cost of its network."""
         size = self.networks.size(row.variant, row.topology)
         cost = self.networks.cost_of(size, row.recipe.batch_size)
-        return replace(row, params=size.params, macs=size.macs, cost=cost)
+        latency = self.networks.latency(self.networks.variants[row.variant], row.topology)
+        return replace(row, params=size.params, macs=size.macs, cost=cost, latency=latency)
 
     def _fresh(self, wanted: Iterator[Row], rows: Sequence[Row]) -> Iterator[Row]:
         """Those of the wanted rows that are new and within the limits, with their sizes."""

@@ -46,6 +46,11 @@ class NetworkRecord:
     refit: bool = False
     """Whether its weights, and so the test score, are those of the same run on train and val
     together; the validation score is that of the run on train."""
+    latency: float = 0.0
+    """Milliseconds for one sample, the median; 0: not measured."""
+    latency_low: float = 0.0
+    latency_high: float = 0.0
+    """Half of all samples took between these."""
 
 
 @dataclass(frozen=True, slots=True)

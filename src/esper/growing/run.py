@@ -309,12 +309,18 @@ class GrowRun:
         widths, depths = self.settings.widths, self.variants.depths
         if not widths and not depths:
             size = self.networks.base.bare_size
-            name, has = self.budget.excess(size.params, size.macs)
+            name, has = self.budget.excess(size.params, size.macs, self._base_latency)
             raise EsperError(
                 f"budget {name}={getattr(self.budget, name):g}: your model has {has:,}, and "
                 f"widths=() leaves no smaller one; give {name}={has} or more, or widths='auto'"
             )
         require_smaller(self.networks, SMALLEST if widths == "auto" else (*widths, 1.0), depths)
+
+    @property
+    def _base_latency(self) -> float:
+        """Milliseconds of the model as given for one sample."""
+        base = self.networks.base
+        return self.networks.latency(base, base.bare)
 
     def _is_trained(self) -> bool:
         """Whether the model was given with weights that already solve the problem in part."""
@@ -334,7 +340,7 @@ class GrowRun:
         size = self.networks.base.size(self.networks.base.bare)
         say(f"{trace.name}: {size.params:,} parameters, {size.macs:,} MACs")
         if not self.networks.base_fits:
-            name, _ = self.budget.excess(size.params, size.macs)
+            name, _ = self.budget.excess(size.params, size.macs, self._base_latency)
             say(
                 f"that is above {name}={getattr(self.budget, name):g}: it is trained as the "
                 f"reference, and narrower versions, with fresh weights, are searched"
@@ -379,6 +385,8 @@ class GrowRun:
         search = self._make_search(folder, table)
         refit = self._refit
         self._plan_variants(search, folder, info, resumed)
+        if self.budget.latency_ms is not None:
+            self.networks.complete()  # while nothing trains beside them
         self.printer.phase("training")
         with self._explained(), self._tracked(folder, info, table):
             try:
@@ -557,6 +565,7 @@ class GrowRun:
             higher_is_better=problem.metric.higher_is_better,
             settings=settings.record(),
             encoding=problem.data.encoding,
+            host_latency=self._base_latency,
         )
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:

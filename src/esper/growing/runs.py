@@ -91,6 +91,8 @@ class Row:
     macs: int
     cost: float
     """Training compute of one batch, relative to the model as given."""
+    latency: float = 0.0
+    """Milliseconds for one sample, before it was trained; 0: not measured."""
     lower_is_better: bool = False
     status: Status = "planned"
     trained: int = 0

@@ -527,7 +527,7 @@ def judged(rows: Sequence[Row]) -> list[Row]:
 
 def within(rows: Sequence[Row], budget: Budget) -> list[Row]:
     """Runs whose networks may be picked: the model as given may exceed the limits."""
-    return [row for row in rows if budget.allows(row.params, row.macs)]
+    return [row for row in rows if budget.allows(row.params, row.macs, row.latency)]
 
 
 def frontier_numbers(rows: Sequence[Row]) -> set[int]:

@@ -85,7 +85,7 @@ def tried_of(rows: Sequence[Row], host: int, info: GrowInfo, complete: bool) -> 
     batches = info.length
     trained = [one for one in rows if one.ended]
     full = [one for one in trained if one.status == "finished" and one.trained >= batches]
-    picked = [one for one in full if info.budget.allows(one.params, one.macs)]
+    picked = [one for one in full if info.budget.allows(one.params, one.macs, one.latency)]
     return Tried(
         networks=len(trained),
         in_full=len(full),

@@ -88,7 +88,7 @@ def named_variants(
         try:
             made = networks.scaled(width, depth)
             size = made.size(made.bare)  # traces it
-            networks.budget.require(size.params, size.macs)
+            networks.budget.require(size.params, size.macs, networks.latency(made, made.bare))
         except EsperError as error:
             names = [f"width {width:g}"] * (width != 1) + [f"depth {depth:g}"] * (depth != 1)
             raise EsperError(f"{', '.join(names)}: {error}") from error
@@ -114,20 +114,21 @@ def remade_variants(networks: Networks, names: Sequence[str]) -> list[Variant]:
 
 def require_smaller(networks: Networks, widths: Iterable[float], depths: Iterable[float]) -> None:
     """Raise if no network of these widths and depths is within the budget, as the model is not."""
-    budget, size = networks.budget, networks.base.bare_size
-    name, has = budget.excess(size.params, size.macs)
+    budget, base, size = networks.budget, networks.base, networks.base.bare_size
+    name, has = budget.excess(size.params, size.macs, networks.latency(networks.base, base.bare))
     limit = f"budget {name}={getattr(budget, name):g}: your model has {has:,}"
-    made, reasons = list[tuple[str, int]](), list[str]()
+    made, reasons = list[tuple[str, float]](), list[str]()
     for depth in sorted({1.0, *depths}):
         for width in sorted(widths):
             try:
-                found = networks.scaled(width, depth).bare_size
+                variant = networks.scaled(width, depth)
+                found, latency = variant.bare_size, networks.latency(variant, variant.bare)
             except EsperError as error:
                 reasons.append(str(error))
                 continue
-            if budget.allows(found.params, found.macs):
+            if budget.allows(found.params, found.macs, latency):
                 return
-            made.append(budget.excess(found.params, found.macs))
+            made.append(budget.excess(found.params, found.macs, latency))
             break
     if made:
         name, has = min(made, key=lambda one: one[1])
@@ -185,8 +186,9 @@ class _Widths:
         if made is None:
             return None
         size = made.bare_size
-        allowed = networks.budget.allows(size.params, size.macs)
-        return made if allowed and networks.cost_of(size) <= self.most_cost else None
+        if networks.cost_of(size) > self.most_cost or self._room(made, timed=False) < 1.0:
+            return None
+        return made if self._room(made) >= 1.0 else None
 
     def _widest(self, own: Variant) -> float:
         low, room = 1.0, self._room(own)
@@ -233,10 +235,16 @@ class _Widths:
                 low = fits = width
         return fits
 
-    def _room(self, variant: Variant) -> float:
-        """By how much a network may grow within the limits on its size."""
-        size = variant.bare_size
-        return self.networks.budget.room(size.params, size.macs)
+    def _room(self, variant: Variant, timed: bool = True) -> float:
+        """By how much a network may grow within the limits on its size and, if `timed`, latency."""
+        size, networks = variant.bare_size, self.networks
+        latency = 0.0
+        if timed and networks.budget.latency_ms is not None:
+            try:
+                latency = networks.latency(variant, variant.bare)
+            except EsperError:  # it cannot be built: its trace differs
+                return 0.0
+        return networks.budget.room(size.params, size.macs, latency)
 
 
 def _is_traced(variant: Variant) -> bool:

@@ -26,9 +26,11 @@ MAX_SCRIPT: Final = 200_000
 """Bytes of a script that the page shows, so that it stays small."""
 _LIMITS: Final = {
     "params": "parameters", "macs": "MACs", "flops": "FLOPs",
-    "host_runs": "training runs of your model",
+    "host_runs": "training runs of your model", "latency_ms": "ms for a sample",
 }  # fmt: skip
 """What the limits of a budget are called, where that is not their name."""
+_HOW: Final = ("latency_runtime", "latency_threads")
+"""How one of them is measured."""
 Section = tuple[str, list[Markup]]
 """Title and content."""
 
@@ -130,6 +132,7 @@ def settings_rows(run: Path) -> list[tuple[str, str]]:
 
 
 def _budget(budget: Entries) -> str:
-    limits = [(_LIMITS.get(name, name), real(budget, name)) for name in budget]
+    named = [name for name in budget if not name.startswith(_HOW)]
+    limits = [(_LIMITS.get(name, name), real(budget, name)) for name in named]
     given = [f"{value:,.12g} {name}" for name, value in limits if value == value]
     return ", ".join(given) or "default"
