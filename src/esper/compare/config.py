@@ -49,7 +49,7 @@ class Compare(ComputeSettings):
     """Hosts trained in parallel; further hosts use the next run seed."""
     preset: str = ""
     """Preset for a controller whose folder has no settings; default: the one named like the task,
-    else plain."""
+    else growing."""
     data_dir: Path | None = None
     """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     out: Path | None = None

@@ -29,11 +29,11 @@ from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import (
-    PRESETS,
     FrozenHeads,
     PopulationConfig,
     TrainingConfig,
     preset,
+    preset_of_task,
 )
 from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import rung_steps
@@ -329,6 +329,5 @@ def _controller(config: Compare, parsed: ParsedPolicy, spec: TaskSpec) -> Policy
 
 
 def _preset(config: Compare) -> TrainingConfig:
-    """The preset given, or the one named like the task, or plain."""
-    task = config.task.name
-    return preset(config.preset or (task if task in PRESETS else "plain"), 1)
+    """The preset given, or that of the task."""
+    return preset(config.preset or preset_of_task(config.task.name), 1)

@@ -44,7 +44,7 @@ class Sweep:
     space: Path | None = None
     """TOML or JSON file of settings: gamma = "0.9..0.999", width = [32, 64]."""
     preset: str = ""
-    """Preset of all trials; default: the one named like the task, else plain."""
+    """Preset of all trials; default: the one named like the task, else growing."""
     config: Path | None = None
     """TOML or JSON settings file of all trials, such as a run's config.json."""
     trust: bool = False

@@ -89,7 +89,7 @@ class Train:
     policy: Annotated[str, tyro.conf.Suppress]
     """Policy in the grammar of `tamiyo/grammar.py`."""
     preset: str = ""
-    """Take task and population from a preset: plain, digits_impaired, digits_quick,
+    """Take task and population from a preset: growing, plain, digits_impaired, digits_quick,
     cifar_baseline."""
     config: Path | None = None
     """Take task, population and seed from a TOML or JSON file, such as a run's config.json."""

@@ -49,8 +49,8 @@ class TrainPPO:
     """
 
     preset: str = ""
-    """Preset: plain, digits_impaired, digits_quick, cifar_baseline; default: the one named like the
-    task, else plain."""
+    """Preset: growing, plain, digits_impaired, digits_quick, cifar_baseline; default: the one named
+    like the task, else growing."""
     config: Path | None = None
     """TOML or JSON settings file, such as a run's config.json."""
     resume: Path | None = None
