@@ -36,6 +36,7 @@ class Compare(ComputeSettings):
     policy), table:TABLE.json (planted by price), asha:N (the best of N planted topologies by
     successive halving), the folder of a saved controller, checkpoint or run, sampled:FOLDER to
     sample its actions instead of acting greedily, blind:FOLDER to hide its learning curve,
+    untrained:FOLDER as it began (stands beside every controller without being named),
     replay:POLICY (the actions of that policy on another host, open loop), FILE.py:NAME (an
     esper.Policy of your own; the file is run). LABEL=POLICY names it in tables and plots."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)

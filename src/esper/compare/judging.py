@@ -31,12 +31,14 @@ from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
 from esper.simic.agent.agent import PPOAgent
+from esper.simic.client import policy_spec
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.grammar import ParsedPolicy, parse
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.round_results import RoundResult, RunResult, make_run_result
+from esper.tolaria.runtime import parse_device
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
@@ -45,6 +47,8 @@ LEARNED: Final = "ppo"
 """The controller, greedy."""
 SAMPLED: Final = "ppo, sampled"
 """The controller, sampled without exploration."""
+UNTRAINED: Final = "untrained"
+"""The controller as it began, greedy: the same settings and first weights, no learning."""
 STATIC: Final = "static-final"
 """The final topology of `LEARNED` per member, planted from the start."""
 SEARCH: Final = "asha:2"
@@ -124,9 +128,7 @@ def judge(
 
     `baselines`: gives the runs of `judge_baselines` if somebody else has made them.
     """
-    policies = [ParsedPolicy(LEARNED, LEARNED, "controller")]
-    policies.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
-    greedy, sampled = (controller_entry(it, spec, agent, training.population) for it in policies)
+    greedy, sampled = _acting(training, agent, spec, (LEARNED, SAMPLED))
     static = static_final_entry(greedy, ParsedPolicy(STATIC, STATIC, "static-final"))
     runner = _runner(training, spec, data, members)
     mine = _run(runner, greedy, members)
@@ -145,14 +147,38 @@ def judge(
     )
 
 
+def _acting(
+    training: TrainingConfig,
+    agent: PPOAgent,
+    spec: TaskSpec,
+    labels: tuple[str, str],
+) -> list[PolicyEntry]:
+    """Entries of a controller under these labels: greedy, and sampled."""
+    parsed = [
+        ParsedPolicy(label, label, "controller", sampled=sampled)
+        for label, sampled in zip(labels, (False, True), strict=True)
+    ]
+    return [controller_entry(it, spec, agent, training.population) for it in parsed]
+
+
 def judge_baselines(
     training: TrainingConfig, spec: TaskSpec, data: TaskData, members: int
 ) -> dict[str, PolicyRun]:
-    """Run the policies that need no controller; they may use all blueprints of the task."""
+    """Run the policies that need no training; all but the untrained controller may use all
+    blueprints of the task."""
+    start = PPOAgent(
+        policy_spec(), training.ppo, training.seed, parse_device(training.population.device)
+    )
+    training.population.configure_graphs(start)
+    labels = UNTRAINED, f"{UNTRAINED}, sampled"
     whole = _whole_task(training)
     # An episode of one step has no room for a rung.
     searches = [asha_entry(parse(SEARCH), whole)] if whole.episode_length > 1 else []
-    entries = [*searches, *(baseline_entry(parse(name), whole) for name in BASELINES)]
+    entries = [
+        *_acting(training, start, spec, labels),
+        *searches,
+        *(baseline_entry(parse(name), whole) for name in BASELINES),
+    ]
     runner = _runner(training, spec, data, members)
     return {it.label: _policy_run(it, _run(runner, it, members)) for it in entries}
 

@@ -10,7 +10,7 @@ A controller that was saved alone (`PPOAgent.save`) has the settings of --preset
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,7 +37,7 @@ from esper.simic.training.config import (
 )
 from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import rung_steps
-from esper.tamiyo.grammar import ParsedPolicy
+from esper.tamiyo.grammar import ParsedPolicy, unique_labels
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
     heuristic_config,
@@ -279,8 +279,51 @@ def controller_entry(
     """Entry of a controller, with the blueprints of `spec` and the limits of `population`."""
     limits = _Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
     how = "controller" + ", sampled" * parsed.sampled + ", blind" * parsed.blind
+    if parsed.untrained:
+        how, agent = f"{how}, untrained", agent.untrained()
+        checksum = agent.weights_digest()
     identity = Identity(how, limits, checksum)
     return PolicyEntry(parsed, spec, identity, agent)
+
+
+def untrained_entry(trained: PolicyEntry) -> PolicyEntry:
+    """Entry of the same controller as it began, with the same way to act."""
+    assert trained.agent is not None
+    parsed = replace(trained.parsed, label=f"{trained.label}, untrained", blind=False,
+                     untrained=True)  # fmt: skip
+    limits = trained.identity.limits
+    people = PopulationConfig(
+        frozen_heads=limits.frozen_heads, counterfactual_stride=limits.counterfactual_stride
+    )
+    entry = controller_entry(parsed, trained.spec, trained.agent, people)
+    return replace(entry, slots=trained.slots)
+
+
+def with_untrained(entries: Sequence[PolicyEntry]) -> list[PolicyEntry]:
+    """The entries, each controller followed by itself untrained unless that is among them."""
+    known = {str(it.identity) for it in entries}
+    found: list[PolicyEntry] = []
+    for entry in entries:
+        found.append(entry)
+        if entry.parsed.kind == "controller" and not entry.parsed.untrained:
+            start = untrained_entry(entry)
+            if str(start.identity) not in known:
+                known.add(str(start.identity))
+                found.append(start)
+    labels = unique_labels([it.label for it in found])
+    return [replace(it, parsed=replace(it.parsed, label=label))
+            for it, label in zip(found, labels, strict=True)]  # fmt: skip
+
+
+def probe_notes(entries: Sequence[PolicyEntry]) -> list[str]:
+    """One line for each blind controller that was never trained with a hidden curve."""
+    return [
+        f"{it.label}: trained with curve_dropout 0, it has never seen a hidden curve; what it "
+        f"loses may be due to inputs that are new to it: hold it against replay, or train with "
+        f"--curve-dropout 0.1"
+        for it in entries
+        if it.parsed.blind and it.agent is not None and it.agent.config.curve_dropout == 0
+    ]
 
 
 def static_final_entry(found_by: PolicyEntry, parsed: ParsedPolicy) -> PolicyEntry:

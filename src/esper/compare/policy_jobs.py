@@ -17,7 +17,7 @@ from esper.compare.comparison import PolicyResult, SearchCompute
 from esper.compare.config import Compare
 from esper.compare.folder import SavedResult, read_result, result_path, save_result
 from esper.compare.host_runs import HostRunner, combine, draw_limits
-from esper.compare.policies import PolicyEntry, make_entry
+from esper.compare.policies import PolicyEntry, make_entry, with_untrained
 from esper.jobs.worker import Reporter
 from esper.tamiyo.grammar import parse_all
 from esper.tasks.scoring import charge_length
@@ -40,8 +40,12 @@ class _PopulationJob:
 
 
 def entries_of(config: Compare, spec: TaskSpec, files: UserFiles) -> list[PolicyEntry]:
-    """The policies of a comparison; `files`: runs those that they name."""
-    return [make_entry(config, parsed, spec, files) for parsed in parse_all(config.policies)]
+    """The policies of a comparison, controllers beside themselves untrained.
+
+    `files`: runs those that they name.
+    """
+    named = [make_entry(config, parsed, spec, files) for parsed in parse_all(config.policies)]
+    return with_untrained(named)
 
 
 def with_sources(entries: Sequence[PolicyEntry]) -> Iterator[PolicyEntry]:

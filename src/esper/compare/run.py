@@ -6,6 +6,7 @@ jobs that may run in several processes or on a cluster (`policy_jobs.py`); resul
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -30,7 +31,7 @@ from esper.compare.folder import (
     settings_of_comparison,
 )
 from esper.compare.host_runs import hosts_at_once
-from esper.compare.policies import PolicyEntry
+from esper.compare.policies import PolicyEntry, probe_notes
 from esper.compare.policy_jobs import (
     PolicyJobs,
     PolicyWorker,
@@ -81,6 +82,8 @@ def run_comparison(
     with user_files() as files:
         spec = config.task.spec()
         entries = entries_of(config, spec, files)
+        for note in probe_notes(entries):
+            print(note, file=sys.stderr)
         settings = settings_of_comparison(config, spec)
         folder = config.folder(spec.name)
         open_folder(folder, settings)
