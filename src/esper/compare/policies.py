@@ -177,9 +177,7 @@ def make_entry(
     if parsed.kind == "controller":
         return _controller(config, parsed, spec)
     if parsed.found_by is not None:
-        return _dependent_entry(
-            config, make_entry(config, parsed.found_by, spec, files), parsed, spec
-        )
+        return _dependent_entry(make_entry(config, parsed.found_by, spec, files), parsed, spec)
     if parsed.kind == "own":
         return _own_entry(parsed, spec, files or UserFiles())
     if parsed.kind == "asha":
@@ -191,30 +189,17 @@ def make_entry(
     return entry
 
 
-def _dependent_entry(
-    config: Compare, by: PolicyEntry, parsed: ParsedPolicy, spec: TaskSpec
-) -> PolicyEntry:
+def _dependent_entry(by: PolicyEntry, parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     """Entry of a policy that depends on another."""
     if parsed.kind == "static-final":
         return static_final_entry(by, parsed)
     if parsed.kind == "wait":
         identity = Identity(f"wait as {by.identity.policy}", by.identity.limits, by.identity.agent)
         return PolicyEntry(parsed, spec, identity, found_by=by)
-    _require_neighbours(config, parsed)
     if by.slots is not None:
         require_same_names("slots", by.slots, spec.slots)
     known = replace(by.identity, policy=f"replay of {by.identity.policy}")
     return PolicyEntry(parsed, by.spec, known, found_by=by)
-
-
-def _require_neighbours(config: Compare, parsed: ParsedPolicy) -> None:
-    """Raise unless every population has another host to record on."""
-    for _, members in config.populations():
-        if members < 2:
-            raise EsperError(
-                f"policy {shown(parsed.text)}: a population of one host has no other host to "
-                f"record on; choose --seeds and --envs so that each has 2 or more"
-            )
 
 
 def baseline_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:

@@ -64,15 +64,15 @@ class PolicyJobs:
 
     def __init__(
         self,
-        config: Compare,
         folder: Path,
         missing: Sequence[PolicyEntry],
         on_done: Callable[[PolicyEntry, PolicyResult, int], None],
+        populations: int,
     ) -> None:
         """`on_done`: called with the policy, its result, and how many are done."""
         self._folder, self._on_done = folder, on_done
         self._entries = {result_path(folder, one.identity).name: one for one in missing}
-        self._populations = len(list(config.populations()))
+        self._populations = populations
         self._waiting = [
             (policy, place) for policy in self._entries for place in range(self._populations)
         ]
@@ -129,6 +129,7 @@ class PolicyWorker:
         data = spec.load(config.data_dir)
         limits = draw_limits(spec, config.population, data)
         self._config, self._runner = config, HostRunner(config.population, data, limits)
+        self._populations = config.populations(spec)
         folder = config.folder(spec.name)
         self._entries = {
             result_path(folder, one.identity).name: one for one in with_sources(entries)
@@ -140,7 +141,7 @@ class PolicyWorker:
         entry, found = self._entries[job.policy], job.found
         if found is not None:
             entry = entry.with_compute_of(found)
-        seed, members = list(self._config.populations())[job.place]
+        seed, members = self._populations[job.place]
         runner = replace(self._runner, listener=reporter)
         return run_population(self._config, entry, runner, found, seed, members)
 
