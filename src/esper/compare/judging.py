@@ -203,7 +203,8 @@ def _runner(training: TrainingConfig, spec: TaskSpec, data: TaskData, members: i
     population = replace(training.population, envs=members)
     with phase("judging on fresh hosts"):
         limits = draw_limits(_whole_task(training), population, data)
-    return HostRunner(population, data, limits, make_reward(training.reward, spec.upkeep))
+    reward = replace(training.reward, own="")  # judging runs no file of the user's
+    return HostRunner(population, data, limits, make_reward(reward, spec.upkeep))
 
 
 def _run(

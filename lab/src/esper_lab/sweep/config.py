@@ -116,5 +116,6 @@ def read_sweep(argv: Sequence[str]) -> Sweep:
     argv = [*rest, "--task", task]
     config = read_command_line(Sweep, argv, default=base, prog="esper sweep TASK")
     require_trust(config.training.task.name, argv, path, config.trust)
+    require_trust(config.training.reward.own, argv, path, config.trust, "reward")
     found = with_absolute_path(config.training.task, None)
     return replace(config, training=replace(config.training, task=found))

@@ -21,7 +21,7 @@ from esper.karn.views.documents import (
 )
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.setup import read_setup
-from esper.leyline.codec import from_json
+from esper.leyline.codec import read_record
 from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, group_means, student_estimate
@@ -81,7 +81,7 @@ def _hosts_share_draws(run: Path) -> bool:
     """Whether hosts of a run seed share a budget and data that were drawn for them."""
     try:
         context = entries(read_entries(run / f.SETTINGS), "context")
-        return from_json(ContextSpec, dict(context), str(run)).varies_rounds
+        return read_record(ContextSpec, dict(context), str(run)).varies_rounds
     except EsperError:  # no or other settings: taken as fixed
         return False
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.telemetry import TelemetryConfig
+from esper.simic.rewards.own import recorded
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import RunFolder
 from esper.tasks.task_files import is_file_reference
@@ -73,7 +74,8 @@ def train_ppo_vectorized(
     on_begin: called before the first round; its argument is None unless the run was resumed.
     on_round: called with the record of every round, once it is saved; what it raises ends the run.
     track: trackers that get the figures of every round: tensorboard, wandb, mlflow.
-    reward, spec, data: override the config's reward and task, and the task's data.
+    reward, spec, data: override the config's reward and task, and the task's data. The name of
+    `reward` is recorded; the run resumes with the same one alone.
     world: the processes that train together (`join_world`); rank 0 alone writes and calls.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -88,10 +90,13 @@ def train_ppo_vectorized(
     from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
 
+    if not resume:
+        config = _recorded(config or TrainingConfig(), reward)
     if world is not None and world.rank:
         return _follow(world, config, reward, spec, data)
     with _open_folder(run_dir, resume, config) as folder:
         config, spec = _config_and_spec(config, spec, folder if resume else None, world)
+        config = _recorded(config, reward)
         kept = (checkpoint_every, keep, keep_members)
         session = None if folder is None else FolderSession(folder, config, resume, *kept)
         tally = None if session is None else session.tally
@@ -102,6 +107,11 @@ def train_ppo_vectorized(
             hooks, ears = [*saves, *hooks, feed, *stops], [*listeners, *events.listeners, *stops]
             trainer = make_trainer(config, reward, ears, hooks, spec, data, world)
             return _train(trainer, session, events, feed, on_begin)
+
+
+def _recorded(config: TrainingConfig, reward: RewardProtocol | None) -> TrainingConfig:
+    """The settings with the name of a reward that the caller passes."""
+    return replace(config, reward=recorded(config.reward, reward))
 
 
 def _train(
@@ -228,6 +238,7 @@ def _config_and_spec(
     world: World | None,
 ) -> tuple[TrainingConfig, TaskSpec]:
     """What is trained; `resumed`: the folder whose settings are the defaults."""
+    given = config
     config = config or (TrainingConfig() if resumed is None else resumed.config)
     if world is not None:
         config = _agree_on_config(world, config)
@@ -238,6 +249,11 @@ def _config_and_spec(
         raise EsperError(
             f"{resumed.path} names the task file {shown(config.task.name, 200)}: to run its code, "
             f"give spec=config.task.spec()"
+        )
+    if given is None and is_file_reference(config.reward.own):
+        raise EsperError(
+            f"{resumed.path} names the reward {shown(config.reward.own, 200)}: to run its code, "
+            f"give config= of the run"
         )
     return config, spec or config.task.spec()
 
