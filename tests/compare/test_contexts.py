@@ -188,6 +188,23 @@ def test_a_table_plants_by_price_with_and_without_a_plan_phase(tmp_path):
     assert flat["t"].result.score_N.tolist() == flat["s"].result.score_N.tolist()
 
 
+@pytest.mark.parametrize(("rent", "seeds"), [(0.0, 2), (0.5, 2), (1.0, 1), (3.0, 0)])
+def test_a_table_follows_the_rent(tmp_path, rent, seeds):
+    """Prices of a table are relative to the task's own, whatever it is multiplied by."""
+    spec = replace(FIXED_TASK, rent=rent).spec()
+    policy = make_entry(TINY, parse(f"table:{table(tmp_path / 't.json')}"), spec).policy(0)
+    wanted = policy.table.wanted(np.ones(1), spec.slots, spec.blueprints)
+    assert (wanted != NO_BLUEPRINT).sum() == seeds
+
+
+def test_contexts_are_named_in_python_as_on_the_command_line():
+    assert TaskConfig("synthetic", contexts="varied").spec().context == VARIED
+    own = TaskConfig("synthetic", contexts='{"price": {"low": 0.5, "high": 2}}')
+    assert own.spec().context.price == Range(0.5, 2.0)
+    with pytest.raises(EsperError, match="unknown contexts 'vared'"):
+        TaskConfig("synthetic", contexts="vared")
+
+
 def test_a_static_topology_leaves_out_what_exceeds_the_caps(tmp_path):
     tight = ContextSpec(capped=1.0, cap=Range(0.1, 0.6))
     found = compared(

@@ -133,7 +133,7 @@ def _table(parsed: ParsedPolicy, spec: TaskSpec) -> TopologyTable:
     assert parsed.path is not None  # the parser rejects table without an argument
     table = read_table(parsed.path, spec.name)
     table.wanted(np.ones(1), spec.slots, spec.blueprints)  # raises on unknown names
-    return table
+    return table.at_rent(spec.rent)
 
 
 def require_known_names(

@@ -124,12 +124,12 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
         argv = insert_flag_value(argv, "--resume", str(folder))
         base = _last_session_defaults(folder, training)
     config = read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
-    training = config.training
-    require_trust(training.task.name, argv, path or folder, config.trust)
-    require_trust(training.reward.own, argv, path or folder, config.trust, "reward")
-    task = with_absolute_path(training.task, folder)
-    reward = replace(training.reward, own=absolute_reference(training.reward.own))
-    return replace(config, training=replace(training, task=task, reward=reward))
+    found = config.training
+    require_trust(found.task.name, argv, path or folder, config.trust)
+    require_trust(found.reward.own, argv, path or folder, config.trust, "reward")
+    reward = replace(found.reward, own=absolute_reference(found.reward.own))
+    found = replace(found, task=with_absolute_path(found.task, folder), reward=reward)
+    return replace(config, training=found)
 
 
 def _require_learner(folder: Path) -> None:

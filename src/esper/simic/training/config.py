@@ -35,6 +35,7 @@ from esper.simic.agent.schedule import WHOLE_RUN, Schedule
 from esper.simic.rewards.config import RewardConfig
 from esper.tamiyo.masks import check_frozen
 from esper.tamiyo.network_config import GROWING_PRIOR, NetworkConfig
+from esper.tasks.context_files import read_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,9 +81,12 @@ class TaskConfig:
     contexts: ContextSpec | None = None
     """What differs between members and rounds: fixed (nothing), planned (as fixed, with a plan
     phase and a compute clock), varied (prices, caps, budgets, data), a JSON file or JSON text of a
-    ContextSpec. Default: the task's."""
+    ContextSpec. Default: the task's. In Python a `ContextSpec`, or any of these as a string."""
 
     def __post_init__(self) -> None:
+        named: object = self.contexts
+        if isinstance(named, str):  # as on the command line
+            object.__setattr__(self, "contexts", read_context(named))
         require_at_most("episode_length=", self.episode_length, MAX_EPISODE_LENGTH)
         require_at_most("batch_size=", self.batch_size)
         require_at_most("batches_per_step=", self.batches_per_step, MAX_BATCHES_PER_STEP)
@@ -115,7 +119,8 @@ class TaskConfig:
         if self.contexts is not None:
             changes["context"] = self.contexts
         prices = {c: self.rent * getattr(spec.score, c) for c in ("c_p", "c_m", "c_f")}
-        spec = replace(spec, **changes, score=replace(spec.score, **prices))
+        rent = self.rent * spec.rent
+        spec = replace(spec, **changes, score=replace(spec.score, **prices), rent=rent)
         return with_synthetic_data(spec) if self.data == "synthetic" else spec
 
 
