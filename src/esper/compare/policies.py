@@ -220,16 +220,16 @@ def asha_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
 
 def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
-    make, first = _own_policy(files, parsed)
-    spec = with_plan_phase(spec) if first.plans else spec
+    make = own_policy(files, parsed)
+    spec = with_plan_phase(spec) if make().plans else spec
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
     identity = Identity(f"own:{parsed.name}", _Limits(spec.blueprints), digest)
     return PolicyEntry(parsed, spec, identity, own=make)
 
 
-def _own_policy(files: UserFiles, parsed: ParsedPolicy) -> tuple[Callable[[], Policy], Policy]:
-    """What makes the policy, and one that it made; runs the file."""
+def own_policy(files: UserFiles, parsed: ParsedPolicy) -> Callable[[], Policy]:
+    """What makes a policy of the user's; runs the file."""
     found = files.find(parsed.text)
     if not callable(found):
         raise EsperError(f"policy {shown(parsed.text)}: name a class derived from esper.Policy")
@@ -245,7 +245,7 @@ def _own_policy(files: UserFiles, parsed: ParsedPolicy) -> tuple[Callable[[], Po
             )
         return policy
 
-    return make, make()
+    return make
 
 
 def planted_limits(spec: TaskSpec) -> _Limits:

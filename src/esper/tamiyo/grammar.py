@@ -22,8 +22,8 @@
     LABEL=any of these                          sets the label in tables and plots
 
 Parsing loads nothing and does not import torch. `make_policy.py` builds the policies, except those
-that depend on runs (controllers, asha, and policies named after another) or on your own code, which
-only `compare` can build.
+that depend on runs (controllers, asha, and policies named after another), which only `compare` can
+build, and your own, which `train` can build as well.
 """
 
 from __future__ import annotations

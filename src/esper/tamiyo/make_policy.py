@@ -100,8 +100,8 @@ def require_standalone(parsed: ParsedPolicy) -> None:
         )
     if parsed.kind == "own":
         raise EsperError(
-            f"policy {shown(parsed.text)}: a policy of your own; run it against others with esper "
-            f"compare"
+            f"policy {shown(parsed.text)}: a policy of your own; run it with esper train, or "
+            f"against others with esper compare"
         )
     by = parsed.found_by
     needs = {
