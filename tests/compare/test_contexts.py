@@ -14,6 +14,7 @@ from esper.compare.comparison import Comparison
 from esper.compare.folder import SETTINGS
 from esper.compare.matching import first_reaching, matching_compute
 from esper.compare.policies import make_entry
+from esper.compare.report import score_table
 from esper.karn.views.contenders import read_contenders
 from esper.leyline import statistics
 from esper.leyline.context import PLANNED, VARIED, ContextSpec, Range
@@ -153,6 +154,14 @@ def test_fresh_members_of_a_learner_are_the_hosts_of_a_comparison():
         spec = task.spec()
         assert judging._populations(spec, 5) == replace(TINY, envs=32).populations(spec)
         assert judging._draw_numbers(spec, 5).tolist() == draws
+
+
+def test_printed_scores_subtract_to_the_printed_differences(tmp_path):
+    found = compared(tmp_path, "wait", "static-full:norm", task=FIXED_TASK)
+    _, scores, differences, *_ = (list(column.cells) for column in score_table(found).columns)
+    wait, norm = (float(cell.split()[0]) for cell in scores)
+    assert float(differences[1].split()[0]) == pytest.approx(norm - wait, abs=0.0015)
+    assert norm != pytest.approx(found["static-full:norm"].standing("score").iqm.value, abs=1e-3)
 
 
 def test_a_single_host_is_replayed_on_another(tmp_path):

@@ -55,16 +55,16 @@ def _wins(policy: ComparedPolicy, metric: Metric) -> str:
 
 
 def score_table(found: Comparison) -> Table:
-    """Score of every policy, and its difference to the reference."""
+    """Mean score of every policy, and minus that of the reference: the columns subtract."""
     score = METRICS[0]
     table = Table(title=escape(_title_of(found)), box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     first = escape(shorten(found.policies[0].label, LABEL_SHOWN // 2))
-    for name in ("score, IQM (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
+    for name in ("score (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
         table.add_column(name, justify="right")
     for policy in found.policies:
         standing = policy.standing(score.name)
-        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.iqm, ".3f")]
+        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.mean, ".3f")]
         if standing.difference is not None and standing.improvement is not None:
             row += [
                 interval(standing.difference.student, "+.3f"),

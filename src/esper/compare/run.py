@@ -46,7 +46,7 @@ from esper.karn.console import console_for_report
 from esper.karn.resuming import resumable
 from esper.leyline.codec import to_json
 from esper.leyline.context import ContextSpec
-from esper.leyline.statistics import interquartile_estimate
+from esper.leyline.statistics import student_estimate
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.tracking import track_run
 from esper.storage.folder_lock import FolderLock
@@ -240,7 +240,7 @@ def _episodes(config: Compare, entry: PolicyEntry, populations: Populations) -> 
 
 
 def _done_line(label: str, result: PolicyResult, context: ContextSpec) -> str:
-    score = interquartile_estimate(result.by_draw(result.score_N, context))
+    score = student_estimate(result.by_draw(result.score_N, context))
     return (
         f"{label}: score {score.value:.4f} ({score.low:.4f} to {score.high:.4f}), "
         f"{result.hosts} hosts, {result.seconds_G.sum():.0f} s"
