@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from engine_support import small_task
+from esper.leyline.actions import LifecycleOp
 from esper.leyline.payloads import PPOUpdateMetrics
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
@@ -21,7 +22,9 @@ from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo import NetworkConfig
 from esper.tasks.spec import TaskSpec
 
-SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4)
+EVEN = (0.0,) * len(LifecycleOp)
+SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=EVEN)
+"""With an even prior, so that a few short steps hold every operation."""
 
 QUICK: dict[str, Any] = {"network": SMALL, "epochs": 2, "minibatches": 2}
 """Settings of PPO: few passes, which take most of the time of a tiny round."""

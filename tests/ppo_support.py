@@ -17,8 +17,9 @@ from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
 
 G, F, D, S, K = 4, 3, 5, 3, 2
 SPEC = PolicySpec(G, F, D)
-SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4)
 OPS = len(LifecycleOp)
+SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=(0.0,) * OPS)
+"""With an even prior, so that rollouts of noise hold every operation."""
 
 
 def masks_for(

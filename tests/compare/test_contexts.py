@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.compare import Compare, compare_policies
+from esper.compare import Compare, compare_policies, judging
 from esper.compare.comparison import Comparison
 from esper.compare.folder import SETTINGS
 from esper.compare.matching import first_reaching, matching_compute
 from esper.compare.policies import make_entry
+from esper.compare.report import score_table
+from esper.karn.views.contenders import read_contenders
 from esper.leyline import statistics
 from esper.leyline.context import PLANNED, VARIED, ContextSpec, Range
 from esper.leyline.errors import EsperError
@@ -83,7 +85,7 @@ def test_all_policies_meet_the_same_contexts_whatever_they_may_grow(tmp_path):
         assert found[policy].result.contexts == contexts, policy
     assert len(np.unique(contexts.price_N)) == 5
     assert 0 < np.isfinite(contexts.params_cap_N).sum() < 5
-    assert contexts.budget_N[0] == contexts.budget_N[2] != contexts.budget_N[3], "by run seed"
+    assert len(np.unique(contexts.budget_N)) == 3, "two hosts to a draw"
     capped_N = np.isfinite(contexts.params_cap_N)
     for policy in policies:
         result = found[policy].result
@@ -119,6 +121,54 @@ def test_the_price_of_a_host_is_in_its_score_on_both_parts_of_the_data(tmp_path)
     np.testing.assert_allclose(result.score_test_N, result.test_N - rent_N, atol=1e-12)
 
 
+@pytest.mark.parametrize(("shared", "draws"), [(1, 5), (2, 3), (8, 2)])
+def test_few_hosts_share_a_draw_and_intervals_are_over_draws(shared, draws):
+    """Five hosts, at most three at a time; a task as it is has no draws to share."""
+    config = replace(TINY, hosts_per_context=shared)
+    populations = config.populations(TASK.spec())
+    assert len(populations) == len({seed for seed, _ in populations}) == draws
+    assert sum(members for _, members in populations) == 5
+    assert len(config.populations(FIXED_TASK.spec())) == 2
+    budgets = [draw_round(MIXED, TASK.spec(), seed, 0, 4.0).budget for seed, _ in populations]
+    assert len(set(budgets)) == draws
+
+
+def test_an_interval_counts_contexts_not_hosts(tmp_path):
+    found = compared(tmp_path, "wait", "static-full:norm", seeds=4)
+    wait, norm = (found[name].result for name in ("wait", "static-full:norm"))
+    assert found.draws == len(np.unique(wait.contexts.budget_N)) == 2
+    gained_N = norm.score_N - wait.score_N
+    difference = found["static-full:norm"].standing("score").difference
+    assert difference.above + difference.equal + difference.below == 2
+    by_context = statistics.student_estimate(gained_N.reshape(2, 2).mean(axis=1))
+    assert difference.student.high == pytest.approx(by_context.high)
+    assert difference.student.value == pytest.approx(gained_N.mean())
+    shown = {one.label: one for one in read_contenders(tmp_path)}
+    assert (shown["wait"].n, shown["wait"].score.high) == (
+        2, pytest.approx(found["wait"].standing("score").mean.high),
+    )  # fmt: skip
+
+
+def test_fresh_members_of_a_learner_are_the_hosts_of_a_comparison():
+    for task, draws in ((TASK, [0, 0, 1, 1, 2]), (FIXED_TASK, [0, 1, 2, 3, 4])):
+        spec = task.spec()
+        assert judging._populations(spec, 5) == replace(TINY, envs=32).populations(spec)
+        assert judging._draw_numbers(spec, 5).tolist() == draws
+
+
+def test_printed_scores_subtract_to_the_printed_differences(tmp_path):
+    found = compared(tmp_path, "wait", "static-full:norm", task=FIXED_TASK)
+    _, scores, differences, *_ = (list(column.cells) for column in score_table(found).columns)
+    wait, norm = (float(cell.split()[0]) for cell in scores)
+    assert float(differences[1].split()[0]) == pytest.approx(norm - wait, abs=0.0015)
+    assert norm != pytest.approx(found["static-full:norm"].standing("score").iqm.value, abs=1e-3)
+
+
+def test_a_single_host_is_replayed_on_another(tmp_path):
+    found = compared(tmp_path, "wait", "replay:wait", task=FIXED_TASK, seeds=1)
+    assert found["replay:wait"].result.score_N.tolist() == found["wait"].result.score_N.tolist()
+
+
 def test_a_folder_of_other_contexts_is_refused(tmp_path):
     compared(tmp_path, "wait", task=FIXED_TASK)
     assert json.loads((tmp_path / SETTINGS).read_text())["context"]["actions"] == "grow"
@@ -145,6 +195,23 @@ def test_a_table_plants_by_price_with_and_without_a_plan_phase(tmp_path):
         tmp_path / "flat", f"t=table:{path}", "s=static-final:r0c0=norm", task=FIXED_TASK
     )
     assert flat["t"].result.score_N.tolist() == flat["s"].result.score_N.tolist()
+
+
+@pytest.mark.parametrize(("rent", "seeds"), [(0.0, 2), (0.5, 2), (1.0, 1), (3.0, 0)])
+def test_a_table_follows_the_rent(tmp_path, rent, seeds):
+    """Prices of a table are relative to the task's own, whatever it is multiplied by."""
+    spec = replace(FIXED_TASK, rent=rent).spec()
+    policy = make_entry(TINY, parse(f"table:{table(tmp_path / 't.json')}"), spec).policy(0)
+    wanted = policy.table.wanted(np.ones(1), spec.slots, spec.blueprints)
+    assert (wanted != NO_BLUEPRINT).sum() == seeds
+
+
+def test_contexts_are_named_in_python_as_on_the_command_line():
+    assert TaskConfig("synthetic", contexts="varied").spec().context == VARIED
+    own = TaskConfig("synthetic", contexts='{"price": {"low": 0.5, "high": 2}}')
+    assert own.spec().context.price == Range(0.5, 2.0)
+    with pytest.raises(EsperError, match="unknown contexts 'vared'"):
+        TaskConfig("synthetic", contexts="vared")
 
 
 def test_a_static_topology_leaves_out_what_exceeds_the_caps(tmp_path):
@@ -236,8 +303,6 @@ def test_n_star_is_where_the_searches_reach_the_score(tmp_path):
         ("asha:x", {}, "expected asha:N"),
         ("asha:128", {}, "7 halvings need an episode of at least 8 steps, it has 6"),
         ("blind:heuristic", {}, "heuristic is not a controller"),
-        ("replay:random", {"seeds": 1}, "a population of one host"),
-        ("replay:random", {"seeds": 4}, "a population of one host"),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line_before_anything_does(

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from esper.compare import Compare, compare_policies
 from esper.compare.folder import result_path
-from esper.compare.policies import make_entry
+from esper.compare.policies import make_entry, probe_notes
+from esper.compare.policy_jobs import entries_of
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
@@ -28,6 +30,7 @@ from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import NetworkConfig
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.make_policy import _load_topology
+from esper.tasks.user_objects import UserFiles
 from esper.tolaria import EngineConfig, VectorizedEngine
 from loop_support import tiny_config
 
@@ -111,6 +114,51 @@ def test_a_blind_controller_is_another_policy(tmp_path):
     seeing, blind = contender(folder), contender(f"blind:{folder}")
     assert blind.identity == replace(seeing.identity, policy="controller, blind")
     assert blind.parsed.blind
+
+
+def test_an_untrained_controller_has_the_settings_and_first_weights_of_its_run(tmp_path):
+    """Whatever it learnt since: the same policy, so its results are computed once."""
+    folder = saved(tmp_path / "agent", seed=5)
+    fresh = contender(f"untrained:{folder}")
+    trained = PPOAgent.load(folder)
+    with torch.no_grad():
+        for parameter in trained.network.parameters():
+            parameter += 1.0
+    trained.save(folder)
+    again = contender(f"untrained:{folder}")
+    assert again.identity == fresh.identity != contender(folder).identity
+    assert (again.label, again.parsed.sampled) == (fresh.label, False)
+    assert contender(f"untrained:sampled:{folder}").identity.policy != fresh.identity.policy
+    assert again.agent is not None
+    first = PPOAgent(trained.spec, trained.config, 5).network
+    for mine, begun in zip(again.agent.network.parameters(), first.parameters(), strict=True):
+        assert torch.equal(mine, begun)
+
+
+def test_untrained_stands_beside_every_controller_once(tmp_path):
+    folder = saved(tmp_path / "agent")
+
+    def labels(*policies: str) -> list[str]:
+        config = replace(TINY, policies=policies)
+        return [it.label for it in entries_of(config, TASK.spec(), UserFiles())]
+
+    assert labels("wait", f"a={folder}", "random") == ["wait", "a", "a, untrained", "random"]
+    assert labels(f"a={folder}", f"b={folder}") == ["a", "a, untrained", "b"]
+    assert labels(f"a={folder}", f"u=untrained:{folder}") == ["a", "u"]
+    drawn = labels(f"a={folder}", f"b=sampled:{folder}", f"c=blind:{folder}")
+    assert drawn == ["a", "a, untrained", "b", "b, untrained", "c"]
+    assert labels(f"replay:{folder}") == [f"replay:{folder}"]
+
+
+@pytest.mark.parametrize(("dropout", "lines"), [(0.0, 1), (0.2, 0)])
+def test_blind_warns_where_the_controller_never_saw_a_hidden_curve(tmp_path, dropout, lines):
+    PPOAgent(policy_spec(), PPOConfig(curve_dropout=dropout)).save(tmp_path / "agent")
+    entries = [contender(f"{how}{tmp_path / 'agent'}") for how in ("", "b=blind:")]
+    notes = probe_notes(entries)
+    assert len(notes) == lines
+    for note in notes:
+        assert "b: trained with curve_dropout 0" in note
+        assert "\n" not in note
 
 
 def test_every_population_has_draws_of_its_own(tmp_path):

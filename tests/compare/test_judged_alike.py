@@ -44,6 +44,8 @@ def found(run, tmp_path_factory) -> dict[str, dict[str, Any]]:
     kept = [json.loads(path.read_text()) for path in (out / "compared/policies").iterdir()]
     compared = {record["label"]: record for record in kept}
     compared["ppo, sampled"] = compared.pop("drawn")
+    compared["untrained"] = compared.pop("ppo, untrained")
+    compared["untrained, sampled"] = compared.pop("drawn, untrained")
     return {
         "train": json.loads((run / "report" / "learning.json").read_text())["judged"],
         "eval": json.loads((out / "eval_synthetic_judged.json").read_text())["judged"],
@@ -51,7 +53,9 @@ def found(run, tmp_path_factory) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("policy", [*UNLEARNED, "ppo", "ppo, sampled"])
+@pytest.mark.parametrize(
+    "policy", [*UNLEARNED, "ppo", "ppo, sampled", "untrained", "untrained, sampled"]
+)
 def test_a_policy_has_the_same_scores_from_train_eval_and_compare(found, run, policy):
     """One round: the run's best checkpoint is the controller as it ended."""
     assert find_checkpoint(run).summary.round == 1

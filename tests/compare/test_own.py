@@ -13,6 +13,7 @@ from esper.leyline.errors import EsperError
 from esper.scripts import train
 from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
+from esper.simic.training.runs.policy_file import read_policy
 
 TASK = TaskConfig("synthetic", episode_length=4, batches_per_step=1, batch_size=16)
 TINY = Compare(("wait",), TASK, seeds=2, device="cpu", executor="loop", quiet=True)
@@ -81,7 +82,7 @@ def test_what_an_own_policy_ends_with_can_be_planted_and_replayed():
     assert len(found.policies) == 3
 
 
-def test_only_a_file_that_the_command_line_names_is_run(capsys):
+def test_only_a_file_that_the_command_line_names_is_run():
     Path("mine.py").write_text('open("ran", "w")\n' + SOURCE)
     flags = ["--task", "synthetic", "--seeds", "2", "--episode-length", "4", "--batch-size", "16",
              "--batches-per-step", "1", "--device", "cpu", "--quiet", "--out", "out"]  # fmt: skip
@@ -89,9 +90,21 @@ def test_only_a_file_that_the_command_line_names_is_run(capsys):
     Path("ran").unlink()
     assert main(["wait", *flags]) == 0, "its result is in the folder"
     assert not Path("ran").exists()
-    assert train.main(["mine.py:Grow", "--task", "synthetic"]) != 0
-    assert "esper compare" in capsys.readouterr().err
-    assert not Path("ran").exists(), "refused before it is run"
+
+
+@pytest.mark.parametrize("name", ["Grow", "Plan"])
+def test_an_own_policy_trains_in_a_run_folder_and_resumes_with_the_same_file(name, capsys):
+    flags = ["--task", "synthetic", "--envs", "2", "--episode-length", "4", "--batch-size", "16",
+             "--batches-per-step", "1", "--device", "cpu", "--quiet", "--keep-members", "0",
+             "--telemetry", "off"]  # fmt: skip
+    assert train.main([f"mine.py:{name}", *flags]) == 0
+    (run,) = Path("runs").iterdir()
+    assert read_policy(run).policy == f"mine.py:{name}"
+    assert train.main([f"mine.py:{name}", "--resume", str(run), "--rounds", "2", "--quiet"]) == 0
+    Path("mine.py").write_text(SOURCE + "# edited")
+    capsys.readouterr()
+    assert train.main([f"mine.py:{name}", "--resume", str(run), "--rounds", "3", "--quiet"]) != 0
+    assert "has changed: start a new run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

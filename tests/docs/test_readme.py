@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import esper
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
@@ -28,3 +30,8 @@ def test_its_commands_and_links_exist():
         assert command in targets
     for link in re.findall(r"\]\(([^)h][^)]*)\)", README):
         assert (ROOT / link).exists(), link
+
+
+def test_the_citation_names_the_version_of_the_package():
+    cited = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {esper.__version__}" in cited

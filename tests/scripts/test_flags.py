@@ -123,6 +123,7 @@ def test_every_setting_of_the_learner_is_a_flag(capsys):
         name = section.rpartition(".")[2] if leaf in schedules else leaf
         name = {"name": "task"}.get(name, name).replace("_", "-")
         flag = f"--reward.{name}" if section == "reward" else f"--{name}"
+        flag = "--reward" if path == "reward.own" else flag
         assert re.search(rf" {flag}(,| |$)", said, flags=re.MULTILINE), path
 
 

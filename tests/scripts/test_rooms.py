@@ -39,7 +39,7 @@ def test_a_run_is_judged_at_its_best_on_its_own_task_or_another(run, tmp_path, c
     )
     other = ("--task", "digits_impaired", "--episode-length", "3", "--batches-per-step", "1")
     assert evaluate.main([str(run), *other, *small]) == 0
-    assert "ppo minus it" in capsys.readouterr().out
+    assert "minus ppo" in capsys.readouterr().out
     assert (tmp_path / "eval_digits_impaired.json").exists()
     assert judged(tmp_path, "digits_impaired")["checkpoint"].startswith(str(run))
 

@@ -210,12 +210,13 @@ def learnt(tmp_path_factory) -> tuple[Path, str]:
 
 def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     run, said = learnt
-    for word in ("round 2/2", "3 episodes", "ppo minus it", "heuristic", "wait", "random"):
+    for word in ("round 2/2", "3 episodes", "minus ppo", "heuristic", "wait", "random"):
         assert word in said, word
     record = json.loads((run / "report" / "learning.json").read_text())
     assert [done["round_index"] for done in record["history"]] == [0, 1]
     assert list(record["judged"]) == [
-        "ppo", "ppo, sampled", "static-final", "asha:2", "wait", "random", "heuristic",
+        "ppo", "ppo, sampled", "static-final", "untrained", "untrained, sampled", "asha:2",
+        "wait", "random", "heuristic",
     ]  # fmt: skip
     grown, planted = (record["judged"][name]["outcome"] for name in ("ppo", "static-final"))
     assert planted["blueprint_ES"] == grown["blueprint_ES"]

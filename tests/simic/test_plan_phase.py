@@ -12,13 +12,17 @@ from context_support import PlanDiary
 from engine_support import small_engine
 from esper.leyline import PLANNED, VARIED, LifecycleOp
 from esper.simic import client as client_module
+from esper.simic.agent import PPOAgent
 from esper.simic.agent.update import evaluate
-from esper.simic.client import ActingMode, SimicClient
+from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
-from esper.simic.training.config import GROWING_PRIOR, preset
+from esper.simic.training.config import TrainingConfig, preset
+from esper.simic.training.config_files import resolve
 from esper.simic.training.history import ActionTally
 from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo.distribution import action_uniforms
+from esper.tamiyo.network_config import GROWING_PRIOR
+from esper.tolaria.engine import VectorizedEngine
 from loop_support import (
     same_agents,
     small_agent,
@@ -131,6 +135,29 @@ def test_presets_plant_every_second_slot_and_seldom_stop():
     assert chance < 0.005, "most episodes of 24 steps end without it"
     for name in ("digits_impaired", "digits_quick", "cifar_baseline"):
         assert preset(name, 3).ppo.network.op_prior[6:] == GROWING_PRIOR[6:]
+
+
+@pytest.mark.parametrize("task", ["digits_tiny8", "cifar_resnet8", "my_task.py:spec"])
+def test_every_task_starts_with_the_growing_prior_and_plain_is_there_by_name(task):
+    assert resolve(task=task).ppo.network.op_prior == GROWING_PRIOR
+    assert resolve("plain", task=task).ppo.network.op_prior == (0.0,) * len(LifecycleOp)
+    assert TrainingConfig().ppo.network.op_prior == GROWING_PRIOR
+
+
+def stopped_untrained(preset_name: str) -> int:
+    """Members of four that an untrained controller stops on digits_tiny8 with varied contexts."""
+    config = resolve(preset_name, task="digits_tiny8")
+    spec = replace(config.task, contexts=VARIED, batches_per_step=1, batch_size=8).spec()
+    people = replace(config.population, envs=4, counterfactual_stride=24, device="cpu")
+    engine = VectorizedEngine(spec, people.engine_config(config.seed))
+    agent = PPOAgent(policy_spec(), config.ppo, config.seed)
+    engine.run_rollout(SimicClient(agent, ScoreReward(spec.upkeep), ActingMode.SAMPLE))
+    return int(engine.env.model.lifecycle.stopped_E.sum())
+
+
+def test_an_untrained_controller_trains_its_members_to_the_end_by_default():
+    assert stopped_untrained("") < 2
+    assert stopped_untrained("plain") == 4
 
 
 # ---- rewards ---------------------------------------------------------------------------------

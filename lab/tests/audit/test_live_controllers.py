@@ -104,8 +104,10 @@ def test_words_name_policies_and_folders(small, run, tmp_path, monkeypatch):
     words = parse_live(("closed_loop", "ppo", f"mine={run}", "closed_loop", "./ppo/"))
     assert words == {"closed_loop": None, "ppo": Path("ppo"), "mine": run}
     made = live_makers(words, small.made.spec, small.made.info, "cpu")
-    assert list(made) == list(words)
+    assert list(made) == ["closed_loop", "ppo", "ppo-untrained", "mine"], "once for one start"
     assert made["ppo"].settings == made["mine"].settings
+    assert made["ppo-untrained"].settings != made["ppo"].settings
+    assert made["ppo-untrained"].ready.limits == made["ppo"].ready.limits
     (tmp_path / "one").mkdir()
     (tmp_path / "ppo").mkdir()
     for words, said in (

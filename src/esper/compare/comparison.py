@@ -21,6 +21,7 @@ from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.statistics import (
     Estimate,
     PairedDifference,
+    group_means,
     improvement_estimate,
     interquartile_estimate,
     paired_difference,
@@ -155,6 +156,10 @@ class PolicyResult(ArrayStruct):
         """Wall time of all populations divided by the number of hosts."""
         return float(self.seconds_G.sum()) / self.hosts
 
+    def by_draw(self, values_N: Doubles, context: ContextSpec) -> Doubles:
+        """The values; where hosts share draws of budget and data, their mean over each draw."""
+        return group_means(values_N, self.seed_N) if context.varies_rounds else values_N
+
     def topologies(self) -> Counter[str]:
         """Count the topologies that would be exported."""
         found: Counter[str] = Counter()
@@ -267,6 +272,11 @@ class Comparison:
     settings: ComparisonSettings
     policies: tuple[ComparedPolicy, ...]
 
+    @property
+    def draws(self) -> int:
+        """Populations of a policy, each with a draw of budget and data."""
+        return len(np.unique(self.policies[0].result.seed_N))
+
     def __getitem__(self, label: str) -> ComparedPolicy:
         return {found.label: found for found in self.policies}[label]
 
@@ -275,24 +285,22 @@ def compare_results(
     settings: ComparisonSettings, results: Sequence[tuple[str, str, PolicyResult]]
 ) -> Comparison:
     """Compare (label, policy, result) triples with the first as reference."""
-    reference = results[0][2]
-    policies = [
-        ComparedPolicy(label, policy, result, _standings(result, reference if place else None))
-        for place, (label, policy, result) in enumerate(results)
-    ]
+    policies = []
+    for place, (label, policy, result) in enumerate(results):
+        reference = results[0][2] if place else None
+        found = tuple(_standing(it, result, reference, settings.context) for it in METRICS)
+        policies.append(ComparedPolicy(label, policy, result, found))
     return Comparison(settings, tuple(policies))
 
 
-def _standings(result: PolicyResult, reference: PolicyResult | None) -> tuple[Standing, ...]:
-    return tuple(_standing(metric, result, reference) for metric in METRICS)
-
-
-def _standing(metric: Metric, result: PolicyResult, reference: PolicyResult | None) -> Standing:
-    ours_N = _values(metric, result)
+def _standing(
+    metric: Metric, result: PolicyResult, reference: PolicyResult | None, context: ContextSpec
+) -> Standing:
+    ours_N = result.by_draw(_values(metric, result), context)
     mean, iqm = student_estimate(ours_N), interquartile_estimate(ours_N)
     if reference is None:
         return Standing(metric.name, mean, iqm, None, None)
-    theirs_N = _values(metric, reference)
+    theirs_N = reference.by_draw(_values(metric, reference), context)
     sign = 1.0 if metric.higher_is_better else -1.0
     improvement = improvement_estimate(sign * ours_N, sign * theirs_N)
     return Standing(metric.name, mean, iqm, paired_difference(ours_N, theirs_N), improvement)

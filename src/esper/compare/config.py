@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import tyro
 
@@ -18,6 +17,20 @@ from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
+
+if TYPE_CHECKING:
+    from esper.tasks.spec import TaskSpec
+
+HOSTS_PER_CONTEXT: Final = 2
+"""Hosts that share a draw of budget and data, by default."""
+Populations = list[tuple[int, int]]
+"""(run seed, members) of each population."""
+
+
+def split_hosts(hosts: int, size: int, first_seed: int) -> Populations:
+    """Populations of at most `size` hosts, with run seeds from `first_seed` on."""
+    starts = range(0, hosts, size)
+    return [(first_seed + at, min(size, hosts - begin)) for at, begin in enumerate(starts)]
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,7 @@ class Compare(ComputeSettings):
     policy), table:TABLE.json (planted by price), asha:N (the best of N planted topologies by
     successive halving), the folder of a saved controller, checkpoint or run, sampled:FOLDER to
     sample its actions instead of acting greedily, blind:FOLDER to hide its learning curve,
+    untrained:FOLDER as it began (stands beside every controller without being named),
     replay:POLICY (the actions of that policy on another host, open loop), FILE.py:NAME (an
     esper.Policy of your own; the file is run). LABEL=POLICY names it in tables and plots."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
@@ -47,9 +61,12 @@ class Compare(ComputeSettings):
     """Run seed of the first hosts; must be an evaluation seed."""
     envs: int = 32
     """Hosts trained in parallel; further hosts use the next run seed."""
+    hosts_per_context: int = HOSTS_PER_CONTEXT
+    """Hosts that share a draw of budget and data, where contexts vary them; intervals are over
+    draws."""
     preset: str = ""
     """Preset for a controller whose folder has no settings; default: the one named like the task,
-    else plain."""
+    else growing."""
     data_dir: Path | None = None
     """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     out: Path | None = None
@@ -68,14 +85,20 @@ class Compare(ComputeSettings):
         require_counts(seeds=self.seeds)
         self.jobs.check()
         require_trackers(self.track, "--track")
-        require_counts(MAX_MEMBERS, envs=self.envs)
+        require_counts(MAX_MEMBERS, envs=self.envs, hosts_per_context=self.hosts_per_context)
         runs = math.ceil(self.seeds / self.envs)
         require_evaluation_seeds(self.first_seed, runs, "--first-seed")
 
-    def populations(self) -> Iterator[tuple[int, int]]:
-        """Yield (run seed, members) of each population of a policy's hosts."""
-        for begin in range(0, self.seeds, self.envs):
-            yield self.first_seed + begin // self.envs, min(self.envs, self.seeds - begin)
+    def population_size(self, spec: TaskSpec) -> int:
+        """Hosts of a run seed; few where they share a draw of budget and data."""
+        shared = self.hosts_per_context if spec.context.varies_rounds else self.envs
+        return min(self.envs, self.seeds, shared)
+
+    def populations(self, spec: TaskSpec) -> Populations:
+        """Populations of a policy's hosts."""
+        found = split_hosts(self.seeds, self.population_size(spec), self.first_seed)
+        require_evaluation_seeds(self.first_seed, len(found), "--first-seed")
+        return found
 
     @property
     def population(self) -> PopulationConfig:

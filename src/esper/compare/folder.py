@@ -59,7 +59,7 @@ def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSetting
         data=config.task.data,
         seeds=config.seeds,
         first_seed=config.first_seed,
-        envs=min(config.envs, config.seeds),
+        envs=config.population_size(spec),
         slots=spec.slots,
         blueprints=spec.blueprints,
         episode_length=spec.episode_length,

@@ -51,6 +51,15 @@ class HostRun:
     timer: StepTimer
     """Times of its steps."""
 
+    @classmethod
+    def joined(cls, parts: Sequence[HostRun]) -> HostRun:
+        """Episodes of further hosts as one."""
+        results = [part.result for part in parts]
+        seconds = sum(part.seconds for part in results)
+        compute_E = np.concatenate([part.compute_E for part in parts])
+        whole = replace(combine(results, np.concatenate), seconds=seconds)
+        return cls(whole, compute_E, parts[-1].engine, parts[-1].timer)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRunner:
@@ -96,7 +105,7 @@ class HostRunner:
         assert source is not None  # the parser rejects replay without a policy
         neighbours = replace(
             settings,
-            member_ids=tuple((member + 1) % members for member in range(members)),
+            member_ids=tuple((member + 1) % max(members, 2) for member in range(members)),
             context_ids=tuple(range(members)),
             hidden_seed=stream_seed(seed, "replay"),
         )
@@ -109,12 +118,7 @@ class HostRunner:
         at_once = hosts_at_once(entry, self.population.envs)
         groups = [range(at, min(at + at_once, members)) for at in range(0, members, at_once)]
         parts = [self._search_hosts(entry, seed, group) for group in groups]
-        results = [part.result for part in parts]
-        joined = replace(
-            combine(results, np.concatenate), seconds=sum(part.seconds for part in results)
-        )
-        compute_E = np.concatenate([part.compute_E for part in parts])
-        return HostRun(joined, compute_E, parts[-1].engine, parts[-1].timer)
+        return HostRun.joined(parts)
 
     def _search_hosts(self, entry: PolicyEntry, seed: int, hosts: Sequence[int]) -> HostRun:
         """Run asha on these hosts in one population."""

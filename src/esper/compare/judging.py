@@ -17,6 +17,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from esper.compare.config import HOSTS_PER_CONTEXT, Populations, split_hosts
 from esper.compare.host_runs import HostRun, HostRunner, draw_limits
 from esper.compare.policies import (
     PolicyEntry,
@@ -29,14 +30,16 @@ from esper.karn.heartbeat import phase
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
-from esper.leyline.statistics import t_interval
+from esper.leyline.statistics import group_means, t_interval
 from esper.simic.agent.agent import PPOAgent
+from esper.simic.client import policy_spec
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.grammar import ParsedPolicy, parse
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.round_results import RoundResult, RunResult, make_run_result
+from esper.tolaria.runtime import parse_device
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
@@ -45,6 +48,8 @@ LEARNED: Final = "ppo"
 """The controller, greedy."""
 SAMPLED: Final = "ppo, sampled"
 """The controller, sampled without exploration."""
+UNTRAINED: Final = "untrained"
+"""The controller as it began, greedy: the same settings and first weights, no learning."""
 STATIC: Final = "static-final"
 """The final topology of `LEARNED` per member, planted from the start."""
 SEARCH: Final = "asha:2"
@@ -74,29 +79,37 @@ class Judged:
     """Blueprint names of each policy, by the indices in its outcome."""
     result: RunResult
     """Run result of the learned policy."""
+    draw_E: Ints
+    """Number of the context of each member: members of one number share its draws."""
 
     @property
     def members(self) -> int:
         """E: number of fresh members."""
         return len(self.by_policy[LEARNED].test_E)
 
-    def ahead(self, other: str) -> Doubles:
-        """Score of the learned policy minus that of another, per member `[E]`."""
+    @property
+    def draws(self) -> int:
+        """n of intervals: members, or contexts that members share."""
+        return len(np.unique(self.draw_E))
+
+    def difference(self, other: str) -> Doubles:
+        """Score of another policy minus that of the learned one, for each of `draws`."""
         mine, theirs = self.by_policy[LEARNED].outcome, self.by_policy[other].outcome
-        return np.asarray(mine.score_E - theirs.score_E)
+        return group_means(theirs.score_E - mine.score_E, self.draw_E)
 
     def verdict_line(self) -> str:
         """One line: does growing beat planting its final topology from the start?"""
-        mean, low, high = (float(x) for x in t_interval(self.ahead(STATIC)))
-        if self.members > 1 and low > 0:
+        mean, low, high = (float(x) for x in t_interval(self.difference(STATIC)))
+        if self.draws > 1 and high < 0:
             verdict = "growing beats training the same networks from the start"
-        elif self.members > 1 and high < 0:
+        elif self.draws > 1 and low > 0:
             verdict = "training the same networks from the start beats growing them"
         else:
             verdict = (
                 "growing and training the same networks from the start do not differ significantly"
             )
-        return f"{STATIC} plants the final topologies of {LEARNED}: {verdict} ({mean:+.4f})"
+        how = f"{STATIC} minus {LEARNED}: {mean:+.4f}"
+        return f"{STATIC} plants the final topologies of {LEARNED}: {verdict} ({how})"
 
     def numbers(self) -> dict[str, Json]:
         """All outcomes, for JSON."""
@@ -107,6 +120,7 @@ class Judged:
                 "score_test_E": _score_on_test(done).tolist(),
                 "compute_E": self.compute[name].tolist(),
                 "blueprints": list(self.blueprints[name]),
+                "draw_E": self.draw_E.tolist(),
             }
             for name, done in self.by_policy.items()
         }
@@ -120,13 +134,11 @@ def judge(
     members: int,
     baselines: Callable[[], dict[str, PolicyRun] | None] = lambda: None,
 ) -> Judged:
-    """Run one episode of each policy on the same fresh members of `EVALUATION_SEED`.
+    """Run one episode of each policy on the same fresh members, from `EVALUATION_SEED` on.
 
     `baselines`: gives the runs of `judge_baselines` if somebody else has made them.
     """
-    policies = [ParsedPolicy(LEARNED, LEARNED, "controller")]
-    policies.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
-    greedy, sampled = (controller_entry(it, spec, agent, training.population) for it in policies)
+    greedy, sampled = _acting(training, agent, spec, (LEARNED, SAMPLED))
     static = static_final_entry(greedy, ParsedPolicy(STATIC, STATIC, "static-final"))
     runner = _runner(training, spec, data, members)
     mine = _run(runner, greedy, members)
@@ -142,17 +154,42 @@ def judge(
         {name: run.compute_E for name, run in found.items()},
         {name: run.blueprints for name, run in found.items()},
         make_run_result(mine.engine, [mine.result], mine.timer, ""),
+        _draw_numbers(spec, members),
     )
+
+
+def _acting(
+    training: TrainingConfig,
+    agent: PPOAgent,
+    spec: TaskSpec,
+    labels: tuple[str, str],
+) -> list[PolicyEntry]:
+    """Entries of a controller under these labels: greedy, and sampled."""
+    parsed = [
+        ParsedPolicy(label, label, "controller", sampled=sampled)
+        for label, sampled in zip(labels, (False, True), strict=True)
+    ]
+    return [controller_entry(it, spec, agent, training.population) for it in parsed]
 
 
 def judge_baselines(
     training: TrainingConfig, spec: TaskSpec, data: TaskData, members: int
 ) -> dict[str, PolicyRun]:
-    """Run the policies that need no controller; they may use all blueprints of the task."""
+    """Run the policies that need no training; all but the untrained controller may use all
+    blueprints of the task."""
+    start = PPOAgent(
+        policy_spec(), training.ppo, training.seed, parse_device(training.population.device)
+    )
+    training.population.configure_graphs(start)
+    labels = UNTRAINED, f"{UNTRAINED}, sampled"
     whole = _whole_task(training)
     # An episode of one step has no room for a rung.
     searches = [asha_entry(parse(SEARCH), whole)] if whole.episode_length > 1 else []
-    entries = [*searches, *(baseline_entry(parse(name), whole) for name in BASELINES)]
+    entries = [
+        *_acting(training, start, spec, labels),
+        *searches,
+        *(baseline_entry(parse(name), whole) for name in BASELINES),
+    ]
     runner = _runner(training, spec, data, members)
     return {it.label: _policy_run(it, _run(runner, it, members)) for it in entries}
 
@@ -166,14 +203,33 @@ def _runner(training: TrainingConfig, spec: TaskSpec, data: TaskData, members: i
     population = replace(training.population, envs=members)
     with phase("judging on fresh hosts"):
         limits = draw_limits(_whole_task(training), population, data)
-    return HostRunner(population, data, limits, make_reward(training.reward, spec.upkeep))
+    reward = replace(training.reward, own="")  # judging runs no file of the user's
+    return HostRunner(population, data, limits, make_reward(reward, spec.upkeep))
 
 
 def _run(
     runner: HostRunner, entry: PolicyEntry, members: int, planted_ES: Ints | None = None
 ) -> HostRun:
+    parts, at = [], 0
     with phase(f"judging {entry.label} on fresh hosts"):
-        return runner.run(entry, EVALUATION_SEED, members, planted_ES)
+        for seed, hosts in _populations(entry.spec, members):
+            planted = None if planted_ES is None else planted_ES[at : at + hosts]
+            parts.append(runner.run(entry, seed, hosts, planted))
+            at += hosts
+    return HostRun.joined(parts)
+
+
+def _populations(spec: TaskSpec, members: int) -> Populations:
+    """Populations as in `esper compare`: few members to a draw of budget and data."""
+    shared = HOSTS_PER_CONTEXT if spec.context.varies_rounds else members
+    return split_hosts(members, min(shared, members), EVALUATION_SEED)
+
+
+def _draw_numbers(spec: TaskSpec, members: int) -> Ints:
+    if not spec.context.varies_rounds:
+        return np.arange(members)
+    sizes = [hosts for _, hosts in _populations(spec, members)]
+    return np.repeat(np.arange(len(sizes)), sizes)
 
 
 def _policy_run(entry: PolicyEntry, run: HostRun) -> PolicyRun:
@@ -187,10 +243,12 @@ def _score_on_test(done: RoundResult) -> Doubles:
 
 def judgement_table(judged: Judged) -> Table:
     """Table of all policies, with paired differences to the learned one."""
-    title = f"{judged.members} fresh members (seed {EVALUATION_SEED}), the same for all policies"
+    within = f" in {judged.draws} contexts" if judged.draws < judged.members else ""
+    fresh = f"{judged.members} fresh members{within} (seed {EVALUATION_SEED})"
+    title = f"{fresh}, the same for all policies"
     table = Table(title=title, box=SIMPLE_HEAD)
     columns = ("policy", "score", "on test", "test acc.", "params / host", "compute",
-               "ppo minus it", "95 % CI")  # fmt: skip
+               f"minus {LEARNED}", "95 % CI")  # fmt: skip
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "policy" else "right")
     host = judged.result.host_params
@@ -205,8 +263,8 @@ def judgement_table(judged: Judged) -> Table:
             f"{judged.compute[name].mean():.2f}",
         ]
         if name != LEARNED:
-            mean, low, high = (float(x) for x in t_interval(judged.ahead(name)))
-            known = judged.members > 1  # a single difference has no interval
+            mean, low, high = (float(x) for x in t_interval(judged.difference(name)))
+            known = judged.draws > 1  # a single difference has no interval
             row += [f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}" if known else "-"]
         table.add_row(*row)
     return table

@@ -10,7 +10,7 @@ A controller that was saved alone (`PPOAgent.save`) has the settings of --preset
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,15 +29,15 @@ from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import (
-    PRESETS,
     FrozenHeads,
     PopulationConfig,
     TrainingConfig,
     preset,
+    preset_of_task,
 )
 from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import rung_steps
-from esper.tamiyo.grammar import ParsedPolicy
+from esper.tamiyo.grammar import ParsedPolicy, unique_labels
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
     heuristic_config,
@@ -177,9 +177,7 @@ def make_entry(
     if parsed.kind == "controller":
         return _controller(config, parsed, spec)
     if parsed.found_by is not None:
-        return _dependent_entry(
-            config, make_entry(config, parsed.found_by, spec, files), parsed, spec
-        )
+        return _dependent_entry(make_entry(config, parsed.found_by, spec, files), parsed, spec)
     if parsed.kind == "own":
         return _own_entry(parsed, spec, files or UserFiles())
     if parsed.kind == "asha":
@@ -191,30 +189,17 @@ def make_entry(
     return entry
 
 
-def _dependent_entry(
-    config: Compare, by: PolicyEntry, parsed: ParsedPolicy, spec: TaskSpec
-) -> PolicyEntry:
+def _dependent_entry(by: PolicyEntry, parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     """Entry of a policy that depends on another."""
     if parsed.kind == "static-final":
         return static_final_entry(by, parsed)
     if parsed.kind == "wait":
         identity = Identity(f"wait as {by.identity.policy}", by.identity.limits, by.identity.agent)
         return PolicyEntry(parsed, spec, identity, found_by=by)
-    _require_neighbours(config, parsed)
     if by.slots is not None:
         require_same_names("slots", by.slots, spec.slots)
     known = replace(by.identity, policy=f"replay of {by.identity.policy}")
     return PolicyEntry(parsed, by.spec, known, found_by=by)
-
-
-def _require_neighbours(config: Compare, parsed: ParsedPolicy) -> None:
-    """Raise unless every population has another host to record on."""
-    for _, members in config.populations():
-        if members < 2:
-            raise EsperError(
-                f"policy {shown(parsed.text)}: a population of one host has no other host to "
-                f"record on; choose --seeds and --envs so that each has 2 or more"
-            )
 
 
 def baseline_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
@@ -235,16 +220,16 @@ def asha_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
 
 def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
-    make, first = _own_policy(files, parsed)
-    spec = with_plan_phase(spec) if first.plans else spec
+    make = own_policy(files, parsed)
+    spec = with_plan_phase(spec) if make().plans else spec
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
     identity = Identity(f"own:{parsed.name}", _Limits(spec.blueprints), digest)
     return PolicyEntry(parsed, spec, identity, own=make)
 
 
-def _own_policy(files: UserFiles, parsed: ParsedPolicy) -> tuple[Callable[[], Policy], Policy]:
-    """What makes the policy, and one that it made; runs the file."""
+def own_policy(files: UserFiles, parsed: ParsedPolicy) -> Callable[[], Policy]:
+    """What makes a policy of the user's; runs the file."""
     found = files.find(parsed.text)
     if not callable(found):
         raise EsperError(f"policy {shown(parsed.text)}: name a class derived from esper.Policy")
@@ -260,7 +245,7 @@ def _own_policy(files: UserFiles, parsed: ParsedPolicy) -> tuple[Callable[[], Po
             )
         return policy
 
-    return make, make()
+    return make
 
 
 def planted_limits(spec: TaskSpec) -> _Limits:
@@ -279,8 +264,51 @@ def controller_entry(
     """Entry of a controller, with the blueprints of `spec` and the limits of `population`."""
     limits = _Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
     how = "controller" + ", sampled" * parsed.sampled + ", blind" * parsed.blind
+    if parsed.untrained:
+        how, agent = f"{how}, untrained", agent.untrained()
+        checksum = agent.weights_digest()
     identity = Identity(how, limits, checksum)
     return PolicyEntry(parsed, spec, identity, agent)
+
+
+def untrained_entry(trained: PolicyEntry) -> PolicyEntry:
+    """Entry of the same controller as it began, with the same way to act."""
+    assert trained.agent is not None
+    parsed = replace(trained.parsed, label=f"{trained.label}, untrained", blind=False,
+                     untrained=True)  # fmt: skip
+    limits = trained.identity.limits
+    people = PopulationConfig(
+        frozen_heads=limits.frozen_heads, counterfactual_stride=limits.counterfactual_stride
+    )
+    entry = controller_entry(parsed, trained.spec, trained.agent, people)
+    return replace(entry, slots=trained.slots)
+
+
+def with_untrained(entries: Sequence[PolicyEntry]) -> list[PolicyEntry]:
+    """The entries, each controller followed by itself untrained unless that is among them."""
+    known = {str(it.identity) for it in entries}
+    found: list[PolicyEntry] = []
+    for entry in entries:
+        found.append(entry)
+        if entry.parsed.kind == "controller" and not entry.parsed.untrained:
+            start = untrained_entry(entry)
+            if str(start.identity) not in known:
+                known.add(str(start.identity))
+                found.append(start)
+    labels = unique_labels([it.label for it in found])
+    return [replace(it, parsed=replace(it.parsed, label=label))
+            for it, label in zip(found, labels, strict=True)]  # fmt: skip
+
+
+def probe_notes(entries: Sequence[PolicyEntry]) -> list[str]:
+    """One line for each blind controller that was never trained with a hidden curve."""
+    return [
+        f"{it.label}: trained with curve_dropout 0, it has never seen a hidden curve; what it "
+        f"loses may be due to inputs that are new to it: hold it against replay, or train with "
+        f"--curve-dropout 0.1"
+        for it in entries
+        if it.parsed.blind and it.agent is not None and it.agent.config.curve_dropout == 0
+    ]
 
 
 def static_final_entry(found_by: PolicyEntry, parsed: ParsedPolicy) -> PolicyEntry:
@@ -329,6 +357,5 @@ def _controller(config: Compare, parsed: ParsedPolicy, spec: TaskSpec) -> Policy
 
 
 def _preset(config: Compare) -> TrainingConfig:
-    """The preset given, or the one named like the task, or plain."""
-    task = config.task.name
-    return preset(config.preset or (task if task in PRESETS else "plain"), 1)
+    """The preset given, or that of the task."""
+    return preset(config.preset or preset_of_task(config.task.name), 1)

@@ -17,7 +17,7 @@ from esper.compare.comparison import PolicyResult, SearchCompute
 from esper.compare.config import Compare
 from esper.compare.folder import SavedResult, read_result, result_path, save_result
 from esper.compare.host_runs import HostRunner, combine, draw_limits
-from esper.compare.policies import PolicyEntry, make_entry
+from esper.compare.policies import PolicyEntry, make_entry, with_untrained
 from esper.jobs.worker import Reporter
 from esper.tamiyo.grammar import parse_all
 from esper.tasks.scoring import charge_length
@@ -40,8 +40,12 @@ class _PopulationJob:
 
 
 def entries_of(config: Compare, spec: TaskSpec, files: UserFiles) -> list[PolicyEntry]:
-    """The policies of a comparison; `files`: runs those that they name."""
-    return [make_entry(config, parsed, spec, files) for parsed in parse_all(config.policies)]
+    """The policies of a comparison, controllers beside themselves untrained.
+
+    `files`: runs those that they name.
+    """
+    named = [make_entry(config, parsed, spec, files) for parsed in parse_all(config.policies)]
+    return with_untrained(named)
 
 
 def with_sources(entries: Sequence[PolicyEntry]) -> Iterator[PolicyEntry]:
@@ -60,15 +64,15 @@ class PolicyJobs:
 
     def __init__(
         self,
-        config: Compare,
         folder: Path,
         missing: Sequence[PolicyEntry],
         on_done: Callable[[PolicyEntry, PolicyResult, int], None],
+        populations: int,
     ) -> None:
         """`on_done`: called with the policy, its result, and how many are done."""
         self._folder, self._on_done = folder, on_done
         self._entries = {result_path(folder, one.identity).name: one for one in missing}
-        self._populations = len(list(config.populations()))
+        self._populations = populations
         self._waiting = [
             (policy, place) for policy in self._entries for place in range(self._populations)
         ]
@@ -125,6 +129,7 @@ class PolicyWorker:
         data = spec.load(config.data_dir)
         limits = draw_limits(spec, config.population, data)
         self._config, self._runner = config, HostRunner(config.population, data, limits)
+        self._populations = config.populations(spec)
         folder = config.folder(spec.name)
         self._entries = {
             result_path(folder, one.identity).name: one for one in with_sources(entries)
@@ -136,7 +141,7 @@ class PolicyWorker:
         entry, found = self._entries[job.policy], job.found
         if found is not None:
             entry = entry.with_compute_of(found)
-        seed, members = list(self._config.populations())[job.place]
+        seed, members = self._populations[job.place]
         runner = replace(self._runner, listener=reporter)
         return run_population(self._config, entry, runner, found, seed, members)
 

@@ -28,6 +28,8 @@ def _title_of(found: Comparison) -> str:
     rent = "" if settings.rent == 1 else f", rent {settings.rent:g} times the task's"
     many = f"{len(found.policies)} policies" if len(found.policies) > 1 else "1 policy"
     contexts = "" if settings.context == FIXED else f", contexts {_contexts_name(settings.context)}"
+    if settings.context.varies_rounds:
+        contexts += f" ({found.draws} draws)"
     return f"{many} on {settings.task}, the same {settings.seeds} hosts for each{rent}{contexts}"
 
 
@@ -53,16 +55,16 @@ def _wins(policy: ComparedPolicy, metric: Metric) -> str:
 
 
 def score_table(found: Comparison) -> Table:
-    """Score of every policy, and its difference to the reference."""
+    """Mean score of every policy, and minus that of the reference: the columns subtract."""
     score = METRICS[0]
     table = Table(title=escape(_title_of(found)), box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     first = escape(shorten(found.policies[0].label, LABEL_SHOWN // 2))
-    for name in ("score, IQM (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
+    for name in ("score (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
         table.add_column(name, justify="right")
     for policy in found.policies:
         standing = policy.standing(score.name)
-        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.iqm, ".3f")]
+        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.mean, ".3f")]
         if standing.difference is not None and standing.improvement is not None:
             row += [
                 interval(standing.difference.student, "+.3f"),
@@ -207,7 +209,10 @@ def _context_part(found: Comparison) -> list[str]:
         ends = [f"{drawn_N.min():.4g}", f"{drawn_N.max():.4g}"] if drawn_N.size else ["none"] * 2
         rows.append((name, *ends, f"{drawn_N.size} of {values_N.size}"))
     table = _table(("drawn", "least", "most", "hosts"), rows)
-    return [f"## Contexts\n\nFactors are relative to the task's.\n\n{table}"]
+    draws = (
+        f" Budget and data were drawn {found.draws} times." * found.settings.context.varies_rounds
+    )
+    return [f"## Contexts\n\nFactors are relative to the task's.{draws}\n\n{table}"]
 
 
 def _wall_time_part(found: Comparison) -> str:
@@ -249,13 +254,21 @@ def _settings_part(found: Comparison) -> str:
     return f"## Settings\n\n{_table(('setting', 'value'), [*rows, *policies])}"
 
 
+def _units(found: Comparison) -> str:
+    """What intervals are over: `n = 20 hosts`."""
+    if not found.settings.context.varies_rounds:
+        return f"n = {found.settings.seeds} hosts"
+    return f"n = {found.draws} contexts, the means of the hosts that share their budget and data"
+
+
 def _reading_part(found: Comparison) -> str:
     settings = found.settings
     return (
-        f"## How to read it\n\nn = {settings.seeds} hosts, each with its own initial weights and "
+        f"## How to read it\n\n{settings.seeds} hosts, each with its own initial weights and "
         f"batches, from run seeds reserved for evaluation; host i is the same for every policy. "
+        f"Figures are over {_units(found)}. "
         f"Intervals are 95 % and hold for one comparison at a time. IQM: mean of the middle half. "
-        f"Differences are paired by host. P: probability that a host of the policy is "
-        f"better than a host of {found.policies[0].label}, ties half, hosts not paired. "
+        f"Differences are paired. P: probability that one of the policy is "
+        f"better than one of {found.policies[0].label}, ties half, not paired. "
         f"See docs/compare.md."
     )

@@ -6,6 +6,7 @@ jobs that may run in several processes or on a cluster (`policy_jobs.py`); resul
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -21,7 +22,7 @@ from esper.compare.comparison import (
     compare_results,
     metric_means,
 )
-from esper.compare.config import Compare
+from esper.compare.config import Compare, Populations
 from esper.compare.folder import (
     POLICIES,
     open_folder,
@@ -30,7 +31,7 @@ from esper.compare.folder import (
     settings_of_comparison,
 )
 from esper.compare.host_runs import hosts_at_once
-from esper.compare.policies import PolicyEntry
+from esper.compare.policies import PolicyEntry, probe_notes
 from esper.compare.policy_jobs import (
     PolicyJobs,
     PolicyWorker,
@@ -44,7 +45,8 @@ from esper.karn.compare_progress import CompareProgress
 from esper.karn.console import console_for_report
 from esper.karn.resuming import resumable
 from esper.leyline.codec import to_json
-from esper.leyline.statistics import interquartile_estimate
+from esper.leyline.context import ContextSpec
+from esper.leyline.statistics import student_estimate
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.tracking import track_run
 from esper.storage.folder_lock import FolderLock
@@ -81,6 +83,8 @@ def run_comparison(
     with user_files() as files:
         spec = config.task.spec()
         entries = entries_of(config, spec, files)
+        for note in probe_notes(entries):
+            print(note, file=sys.stderr)
         settings = settings_of_comparison(config, spec)
         folder = config.folder(spec.name)
         open_folder(folder, settings)
@@ -169,19 +173,20 @@ def _run_all(
     console: Console | None,
     report: OnRound,
 ) -> None:
-    hosts = min(config.envs, config.seeds)
-    steps = {one.label: one.spec.episode_length * _episodes(config, one) for one in missing}
-    shown = CompareProgress(steps, hosts, console)
+    populations = config.populations(spec)
+    episodes = {one.label: _episodes(config, one, populations) for one in missing}
+    steps = {one.label: one.spec.episode_length * episodes[one.label] for one in missing}
+    shown = CompareProgress(steps, config.population_size(spec), console)
 
     def done(entry: PolicyEntry, result: PolicyResult, count: int) -> None:
         if not config.quiet:
-            shown.say(_done_line(entry.label, result))
+            shown.say(_done_line(entry.label, result, spec.context))
         report(_policy_done(folder, entry, result, count, len(missing)))
 
     def show(step: StepDone) -> None:
         shown.advance(step.label, step.score, step.seeds)
 
-    jobs = PolicyJobs(config, folder, missing, done)
+    jobs = PolicyJobs(folder, missing, done, len(populations))
     here = partial(PolicyWorker, config, spec, missing)
     make = here if config.jobs.inline else partial(make_worker, config)
     loud = (None, None) if config.quiet else (show, shown.say)
@@ -228,14 +233,14 @@ def _results(folder: Path) -> int:
     return len(list((folder / POLICIES).glob("*.json")))
 
 
-def _episodes(config: Compare, entry: PolicyEntry) -> int:
+def _episodes(config: Compare, entry: PolicyEntry, populations: Populations) -> int:
     """Episodes of whole populations that a policy runs."""
-    per_run = [-(-hosts // hosts_at_once(entry, config.envs)) for _, hosts in config.populations()]
+    per_run = [-(-hosts // hosts_at_once(entry, config.envs)) for _, hosts in populations]
     return sum(per_run) * (2 if entry.parsed.kind == "replay" else 1)
 
 
-def _done_line(label: str, result: PolicyResult) -> str:
-    score = interquartile_estimate(result.score_N)
+def _done_line(label: str, result: PolicyResult, context: ContextSpec) -> str:
+    score = student_estimate(result.by_draw(result.score_N, context))
     return (
         f"{label}: score {score.value:.4f} ({score.low:.4f} to {score.high:.4f}), "
         f"{result.hosts} hosts, {result.seconds_G.sum():.0f} s"

@@ -64,12 +64,7 @@ def make_result(
         for number in wanted
     }
     measured = {number: _judged(model, problem) for number, model in models.items()}
-    records = {
-        number: _with_latency(
-            replace(_measured_record(rows[number], models[number], info, found),
-                    refit=number in again), models[number], search.networks)
-        for number, found in measured.items()
-    }  # fmt: skip
+    records = _records(search, info, models, measured, again)
     _warn_of_latency(records[best], info, printer)
     networks = sorted((records[n] for n in front), key=lambda r: r.params)
     others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
@@ -95,9 +90,22 @@ def make_result(
     return _with_networks(record, info, folder, models, scripts)
 
 
-def _measured_record(row: Row, model: nn.Module, info: GrowInfo, found: Measured) -> NetworkRecord:
-    counted = replace(row, params=count_parameters(model))
-    return _record(counted, info, found.value, found.error)
+def _records(
+    search: Search,
+    info: GrowInfo,
+    models: Mapping[int, nn.Module],
+    measured: Mapping[int, Measured],
+    refitted: Container[int],
+) -> dict[int, NetworkRecord]:
+    """What is kept of each network that was judged on test."""
+    records = {}
+    for number, found in measured.items():
+        model = models[number]
+        counted = replace(search.table.rows[number], params=count_parameters(model))
+        one = _record(counted, info, found.value, found.error)
+        one = replace(one, refit=number in refitted)
+        records[number] = _with_latency(one, model, search.networks)
+    return records
 
 
 def _with_latency(record: NetworkRecord, model: nn.Module, networks: Networks) -> NetworkRecord:

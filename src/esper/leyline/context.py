@@ -116,6 +116,12 @@ class ContextSpec:
         return self.actions == "full"
 
     @property
+    def varies_rounds(self) -> bool:
+        """Whether rounds draw a budget or data of their own, which all their members share."""
+        fixed = self.budget is not None and self.budget.low == self.budget.high
+        return not fixed or self.changes_data
+
+    @property
     def changes_data(self) -> bool:
         """Whether rounds differ in their data."""
         unchanged = ContextSpec()

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from esper.leyline.arrays import Doubles
+from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 
@@ -66,6 +66,16 @@ class PairedDifference:
 
 
 @np.errstate(invalid="ignore")
+def group_means(values_N: Doubles, group_N: Ints) -> Doubles:
+    """Mean of each group, groups in order.
+
+    >>> group_means(np.array([1.0, 3.0, 5.0]), np.array([7, 7, 8])).tolist()
+    [2.0, 5.0]
+    """
+    _, place_N = np.unique(group_N, return_inverse=True)
+    return np.asarray(np.bincount(place_N, values_N) / np.bincount(place_N))
+
+
 def t_interval(values_N: Doubles) -> Interval:
     """Mean and Student's t interval over the first axis."""
     from scipy.special import stdtrit  # scipy.stats takes a second to import

@@ -34,8 +34,8 @@ MEMBERS = 20
 class _Evaluate:
     """Evaluate a saved controller on fresh hosts, next to policies that do not learn.
 
-    These are static-final (its own topologies, planted from the start), asha (a search over planted
-    topologies), wait, random and heuristic.
+    These are static-final (its own topologies, planted from the start), itself untrained, asha (a
+    search over planted topologies), wait, random and heuristic.
 
     Task and population default to those of its training; the defaults shown are those of the
     checkpoint on this command line.

@@ -16,13 +16,14 @@
     asha:N                                      the best of N planted topologies, halved at rungs
     FOLDER   sampled:FOLDER                     a saved controller; greedy, or sampled actions
     blind:FOLDER                                the same with its learning curve hidden
+    untrained:FOLDER                            the same as it began: its settings, no learning
     replay:POLICY                               actions of that policy on another host, open loop
     FILE.py:NAME                                an `esper.Policy` of your own
     LABEL=any of these                          sets the label in tables and plots
 
 Parsing loads nothing and does not import torch. `make_policy.py` builds the policies, except those
-that depend on runs (controllers, asha, and policies named after another) or on your own code, which
-only `compare` can build.
+that depend on runs (controllers, asha, and policies named after another), which only `compare` can
+build, and your own, which `train` can build as well.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
 """Description and example of each scripted policy."""
 WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
 """Policies that can be built on their own."""
-COMPARED: Final = ("asha", "replay", "blind")
+BLIND: Final = "blind"
+UNTRAINED: Final = "untrained"
+COMPARED: Final = ("asha", "replay", BLIND, UNTRAINED)
 """Further names, which only `compare` understands."""
 MAX_WAIT_FACTOR: Final = 100.0
 """Largest FACTOR of wait:FACTOR."""
@@ -91,7 +94,6 @@ MAX_TOPOLOGIES: Final = 4096
 SAMPLED: Final = "sampled"
 SOURCE: Final = ".py"
 """End of the name of a file with policies."""
-BLIND: Final = "blind"
 AS: Final = "as:"
 MAX_STEP_DIGITS: Final = 9
 """Most digits of a STEP."""
@@ -136,6 +138,8 @@ class ParsedPolicy:
     """controller: sample actions instead of taking the greedy ones."""
     blind: bool = False
     """controller: hide the learning curve."""
+    untrained: bool = False
+    """controller: its settings and first weights, without learning."""
     topologies: int = 0
     """asha: topologies per host."""
 
@@ -152,12 +156,18 @@ def parse_all(texts: Sequence[str]) -> list[ParsedPolicy]:
     ['wait', 'wait #2', 'mine']
     """
     policies = [replace(parsed, label=printable(parsed.label)) for parsed in map(parse, texts)]
+    labels = unique_labels([parsed.label for parsed in policies])
+    return [replace(it, label=label) for it, label in zip(policies, labels, strict=True)]
+
+
+def unique_labels(labels: Sequence[str]) -> list[str]:
+    """The labels, with a number where one comes again."""
     seen = Counter[str]()
-    for place, parsed in enumerate(policies):
-        seen[parsed.label] += 1
-        if seen[parsed.label] > 1:
-            policies[place] = replace(parsed, label=f"{parsed.label} #{seen[parsed.label]}")
-    return policies
+    unique = []
+    for label in labels:
+        seen[label] += 1
+        unique.append(label if seen[label] == 1 else f"{label} #{seen[label]}")
+    return unique
 
 
 def parse(text: str) -> ParsedPolicy:
@@ -338,8 +348,9 @@ def _parse_asha(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     return replace(parsed, topologies=int(rest))
 
 
-def _parse_blind(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """FOLDER or sampled:FOLDER"""
+def _parse_probe(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
+    """blind, untrained: FOLDER or sampled:FOLDER"""
+    probe, _, _ = parsed.text.partition(":")
     head, _, _ = rest.partition(":")
     if head in (*WORDS, *COMPARED):
         raise EsperError(
@@ -347,7 +358,8 @@ def _parse_blind(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
             f"controller"
         )
     found = _parse_controller(rest)
-    return replace(found, label=f"{found.label}, blind", text=parsed.text, blind=True)
+    found = replace(found, label=f"{found.label}, {probe}", text=parsed.text)
+    return replace(found, blind=probe == BLIND, untrained=probe == UNTRAINED)
 
 
 def _parse_controller(text: str) -> ParsedPolicy:
@@ -388,6 +400,7 @@ _ARGUMENTS: Final[dict[str, tuple[Kind, Callable[[ParsedPolicy, str], ParsedPoli
     "table": ("table", _parse_table),
     "asha": ("asha", _parse_asha),
     "replay": ("replay", _parse_replay),
-    BLIND: ("controller", _parse_blind),
+    BLIND: ("controller", _parse_probe),
+    UNTRAINED: ("controller", _parse_probe),
 }
 """Kind, and the parser of what follows the colon, by name."""

@@ -100,8 +100,8 @@ def require_standalone(parsed: ParsedPolicy) -> None:
         )
     if parsed.kind == "own":
         raise EsperError(
-            f"policy {shown(parsed.text)}: a policy of your own; run it against others with esper "
-            f"compare"
+            f"policy {shown(parsed.text)}: a policy of your own; run it with esper train, or "
+            f"against others with esper compare"
         )
     by = parsed.found_by
     needs = {
@@ -133,7 +133,7 @@ def _table(parsed: ParsedPolicy, spec: TaskSpec) -> TopologyTable:
     assert parsed.path is not None  # the parser rejects table without an argument
     table = read_table(parsed.path, spec.name)
     table.wanted(np.ones(1), spec.slots, spec.blueprints)  # raises on unknown names
-    return table
+    return table.at_rent(spec.rent)
 
 
 def require_known_names(

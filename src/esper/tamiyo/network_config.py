@@ -14,6 +14,13 @@ from esper.leyline.limits import MAX_NETWORK_WIDTH, require_at_most
 MAX_ABS_PRIOR: Final = 1e6
 """Largest absolute value in `op_prior`; beyond it float32 may overflow."""
 
+GROWING_PRIOR: Final = (1.0, -1.0, 2.0, -2.0, -3.0, 0.0, 1.0, -5.0, -3.0)
+"""Initial op logits that favour waiting and advancing over pruning. With a uniform prior nearly
+every seed is pruned within a few steps, long before it pays off, and the policy first learns to
+prune. It germinates at about one step in ten: with more, all slots fill early whatever it learns;
+with less, most seeds come too late to pay off (docs/ppo.md). In the plan phase every second slot is
+planted, as under a random plan; few members stop, or close a slot, before it is learnt."""
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
@@ -27,7 +34,7 @@ class NetworkConfig:
     """Size of a candidate's key, which the blueprint head points at."""
     core: Literal["lstm", "memoryless"] = "lstm"
     """Recurrent core; `memoryless` is the feed-forward ablation."""
-    op_prior: tuple[float, ...] = (0.0,) * len(LifecycleOp)
+    op_prior: tuple[float, ...] = GROWING_PRIOR
     """Initial logit bias of each `LifecycleOp`. Under a uniform initial policy no seed survives
     long enough to show a contribution."""
 

@@ -6,8 +6,8 @@
             return self.first(self.advance(), self.germinate(empty, None, "conv_light"))
 
 `act` decides for all members at once: it reads arrays whose first axis is the member and returns
-one action each. The helpers build such actions. `esper compare FILE.py:Eager` runs it against other
-policies; an action that the masks forbid becomes WAIT.
+one action each. The helpers build such actions. `esper train FILE.py:Eager` runs it, and so does
+`esper compare` against other policies; an action that the masks forbid becomes WAIT.
 
 Shape letters: E members, S slots.
 """

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -86,6 +86,19 @@ class TopologyTable:
         limits_R = np.array([row.max_price for row in self.rows])
         row_E = np.searchsorted(limits_R, price_E).clip(max=len(self.rows) - 1)
         return np.asarray(topology_RS[row_E])
+
+    def at_rent(self, rent: float) -> TopologyTable:
+        """The table for prices that are relative to `rent` times the task's.
+
+        >>> rows = TableRow(1.0, ("r0c0=norm",)), TableRow(4.0, ())
+        >>> [row.max_price for row in TopologyTable("any", rows).at_rent(2.0).rows]
+        [0.5, 2.0]
+        """
+        if rent == 0:  # growth is free: the lowest price
+            return replace(self, rows=self.rows[:1])
+        return replace(
+            self, rows=tuple(replace(row, max_price=row.max_price / rent) for row in self.rows)
+        )
 
     @property
     def digest(self) -> str:

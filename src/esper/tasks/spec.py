@@ -121,6 +121,8 @@ class TaskSpec:
     """Augmentation of training images: none, random mirroring, or random shift and mirroring."""
     score: ScoreConstants = field(default_factory=ScoreConstants)
     """Price of growth in the score."""
+    rent: float = 1.0
+    """Factor on the task's own price that `score` already has."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Price of live seeds in the reward."""
     context: ContextSpec = FIXED

@@ -1,5 +1,7 @@
 """The agent learns a masked bandit, a memory task and CartPole."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,8 @@ from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo import NetworkConfig, Observation, PolicySpec
 from ppo_support import OPS, Task, masks_for, play
 
-NET = NetworkConfig(width=32, attention_heads=2, embedding=8)
+NET = NetworkConfig(width=32, attention_heads=2, embedding=8, op_prior=(0.0,) * OPS)
+"""Its prior is even: these problems are not about growing."""
 
 
 # ---- a bandit -----------------------------------------------------------------------------
@@ -115,7 +118,7 @@ class Recall(Task):
 def recalled(core: str, seed: int) -> float:
     """Share of cues that are recalled after training."""
     rounds, members = 40, 64
-    network = NetworkConfig(width=32, attention_heads=2, embedding=8, core=core)
+    network = replace(NET, core=core)
     config = PPOConfig(network=network, learning_rate=Schedule(2e-3, 0.0, rounds), minibatches=2)
     it = PPOAgent(PolicySpec(2, 2, 1), config, seed)
     rng, rollout = np.random.default_rng(seed), it.make_buffer(Recall.steps, members, 2, 1)

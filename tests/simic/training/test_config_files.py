@@ -216,7 +216,8 @@ def test_rent_multiplies_what_growth_costs():
     plain, dear = TaskConfig("digits_impaired").spec(), TaskConfig("digits_impaired", rent=3).spec()
     for name in ("c_p", "c_m", "c_f"):
         assert getattr(dear.score, name) == pytest.approx(3 * getattr(plain.score, name))
-    assert replace(dear, score=plain.score) == plain
+    assert dear.rent == 3
+    assert replace(dear, score=plain.score, rent=1.0) == plain
     for rent in (-1.0, float("nan"), float("inf")):
         with pytest.raises(EsperError, match="rent="):
             TaskConfig(rent=rent)

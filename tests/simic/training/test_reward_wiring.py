@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from engine_support import Diary
+from esper.leyline.rewards import RewardComponentsTelemetry
+from esper.scripts.cli.trust import require_trust
+from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training import config as training_config
 from esper.simic.training.baseline import measure_wait_baseline
+from esper.simic.training.runs.folder import read_config
+from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import tiny_config, tiny_task, tiny_trainer
 from reward_support import EVERY
 from support import refused
@@ -27,6 +32,83 @@ def test_there_is_one_config_of_rewards_and_its_default_is_the_score():
     assert training_config.RewardConfig is RewardConfig
     reward = training_config.TrainingConfig().reward
     assert (reward.mode, reward.family, reward.wait_baseline) == ("score", "contribution", False)
+
+
+# ---- rewards of one's own --------------------------------------------------------------------
+
+MINE = """
+from esper.leyline.rewards import RewardComponentsTelemetry
+
+def accuracy_alone(inputs, /):
+    parts = {"accuracy": inputs.accuracy_E - inputs.accuracy_before_E}
+    components = RewardComponentsTelemetry.of(parts, inputs.members)
+    return components.total, components
+
+number = 3
+"""
+
+
+def accuracy_alone(inputs, /):
+    components = RewardComponentsTelemetry.of(
+        {"accuracy": inputs.accuracy_E - inputs.accuracy_before_E}, inputs.members
+    )
+    return components.total, components
+
+
+def train(run, rounds: int, resume: bool = False, **changes):
+    config = changes.pop("config", tiny_config(rounds=rounds, envs=2))
+    return train_ppo_vectorized(config, run_dir=run, resume=resume, spec=tiny_task(), **changes)
+
+
+def test_a_reward_that_is_passed_is_recorded_and_a_run_never_resumes_with_another(tmp_path):
+    run = tmp_path / "run"
+    train(run, 1, reward=accuracy_alone)
+    assert read_config(run).reward.own == f"object:{__name__}.accuracy_alone"
+    for changes in ({}, {"config": read_config(run)}, {"config": None}):
+        assert "accuracy_alone" in refused(lambda c=changes: train(run, 2, resume=True, **c))
+    other = make_reward(RewardConfig(), tiny_task().upkeep)
+    assert "ScoreReward" in refused(lambda: train(run, 2, resume=True, reward=other))
+    _, history = train(run, 2, resume=True, reward=accuracy_alone)
+    assert len(history) == 2
+
+
+def test_a_reward_in_a_file_is_recorded_and_resumes(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    own = f"{tmp_path / 'mine.py'}:accuracy_alone"
+    config = replace(paying(RewardConfig(own=own)), population=tiny_config(envs=2).population)
+    train(tmp_path / "run", 1, config=config)
+    assert read_config(tmp_path / "run").reward.own == own
+    train(tmp_path / "run", 2, resume=True, config=replace(config, rounds=2))
+    line = refused(lambda: train(tmp_path / "run", 2, resume=True, config=None))
+    assert "to run its code" in line, "a folder may come from somebody else"
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [("mine.py:number", "int cannot be called"), ("score", "name a function in a file"),
+     ("mine.py:acuracy_alone", "accuracy_alone")],
+)  # fmt: skip
+def test_a_reward_that_is_none_is_one_line(own, said, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(lambda: make_reward(RewardConfig(own=own), tiny_task().upkeep))
+
+
+def test_a_file_that_only_a_run_names_needs_consent(tmp_path):
+    argv = ["--resume", "x"]
+    line = refused(lambda: require_trust("their.py:pay", argv, tmp_path, False, "reward"))
+    assert "--trust or --reward their.py:pay" in line
+    require_trust("their.py:pay", ["--reward", "their.py:pay"], tmp_path, False, "reward")
+
+
+def test_the_command_line_takes_a_reward_by_file_and_name(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    config = read_train_ppo(["--task", "synthetic", "--reward", "mine.py:accuracy_alone"])
+    assert config.training.reward.own == f"{tmp_path / 'mine.py'}:accuracy_alone"
+
+
+# ---- modes -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("mode", "family"), EVERY)

@@ -3,6 +3,8 @@
     --live closed_loop runs/RUN          a run (its best checkpoint), a checkpoint or a saved agent
     --live mine=runs/RUN                 with a name of its own in tables
 
+Each is joined by itself untrained (NAME-untrained): the same settings and first weights.
+
 A controller acts greedily, with the blueprints, frozen heads and measurements of its training. It
 is fitted to no context of the audit, so it needs no folds: its run had another seed.
 """
@@ -39,6 +41,8 @@ from esper_lab.audit.picks import SEARCH
 from esper_lab.audit.records import AuditInfo
 
 _NAMED: Final = re.compile(r"([^:=/@]+)=(.+)", re.DOTALL)
+UNTRAINED: Final = "-untrained"
+"""End of the name of a controller as it began."""
 _NAME: Final = re.compile(r"\w[\w.+-]*")
 """Names of controllers, which are also names of files."""
 
@@ -109,29 +113,44 @@ def _reserved(name: str) -> bool:
 def live_makers(
     named_paths: Mapping[str, Path | None], spec: TaskSpec, info: AuditInfo, device: str = "auto"
 ) -> dict[str, LiveMaker]:
-    """Live policies by name; loads the controllers. `named_paths`: from `parse_live`."""
-    return {
-        name: LIVE_POLICIES[name] if path is None else load_controller(path, spec, info, device)
-        for name, path in named_paths.items()
-    }
+    """Live policies by name; loads the controllers, each followed by itself untrained.
+
+    `named_paths`: from `parse_live`.
+    """
+    made: dict[str, LiveMaker] = {}
+    begun: list[Json] = []
+    for name, path in named_paths.items():
+        if path is None:
+            made[name] = LIVE_POLICIES[name]
+            continue
+        made[name] = load_controller(path, spec, info, device)
+        start = load_controller(path, spec, info, device, untrained=True)
+        if start.settings not in begun and name + UNTRAINED not in named_paths:
+            begun.append(start.settings)
+            made[name + UNTRAINED] = start
+    return made
 
 
 # ---- controllers -------------------------------------------------------------------------------
 
 
 def load_controller(
-    path: Path, spec: TaskSpec, info: AuditInfo, device: str = "auto"
+    path: Path, spec: TaskSpec, info: AuditInfo, device: str = "auto", untrained: bool = False
 ) -> ControllerMaker:
     """Load the controller of a folder; raises if it does not fit the audit.
 
-    `spec`, `info`: from `describe_audit`.
+    `spec`, `info`: from `describe_audit`. `untrained`: as it began.
     """
     found = find_controller(path)
     _require_fit(path, found, info)
     limits = _limits(found)
     agent = found.load(parse_device(device))
+    checksum = found.checksum()
+    if untrained:
+        agent = agent.untrained()
+        checksum = agent.weights_digest()
     client = SimicClient(agent, ScoreReward(spec.upkeep), ActingMode.GREEDY)
-    settings: Json = {CONTROLLER: found.checksum(), "limits": to_json(limits)}
+    settings: Json = {CONTROLLER: checksum, "limits": to_json(limits)}
     return ControllerMaker(ReadyPolicy(client, limits), settings)
 
 

@@ -99,11 +99,14 @@ def spread(audit: Audit) -> Spread:
 
 
 def planted_minus_grown(planted: Audit, grown: Audit) -> Doubles:
-    """Final accuracy of planted minus grown topologies, paired: `[N]` of finished (C, H, K)."""
+    """Final accuracy of planted minus grown topologies, paired: `[C]` of finished contexts.
+
+    Hosts and topologies of a context share its draws, so they count as one.
+    """
     done_C = finished_contexts(planted) & finished_contexts(grown)
     first: Floats = planted.records.accuracy_CHKT[done_C][:, :, list(planted.info.grown), -1]
     second = grown.records.accuracy_CHKT[done_C][..., -1]
-    return (first.astype(np.float64) - second).ravel()
+    return np.asarray((first.astype(np.float64) - second).mean(axis=(1, 2)))
 
 
 def finished_contexts(audit: Audit) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

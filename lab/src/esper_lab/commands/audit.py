@@ -501,8 +501,10 @@ def report(path: Path) -> None:
     sd = spread(found)
     print(f"s.d. of the final accuracy: {sd.topologies:.4f} topologies, {sd.hosts:.4f} hosts")
     if found.info.grown:
-        gain = student_estimate(planted_minus_grown(found, read_grown(path)))
-        print(f"planted minus grown: {gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})")
+        gain_C = planted_minus_grown(found, read_grown(path))
+        gain = student_estimate(gain_C)
+        ends = f"{gain.low:+.4f} to {gain.high:+.4f}, over {len(gain_C)} contexts"
+        print(f"planted minus grown: {gain.value:+.4f} ({ends})")
     _report_regrets(path, found)
     print(f"records: {path}")
 

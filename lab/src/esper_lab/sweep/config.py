@@ -44,7 +44,7 @@ class Sweep:
     space: Path | None = None
     """TOML or JSON file of settings: gamma = "0.9..0.999", width = [32, 64]."""
     preset: str = ""
-    """Preset of all trials; default: the one named like the task, else plain."""
+    """Preset of all trials; default: the one named like the task, else growing."""
     config: Path | None = None
     """TOML or JSON settings file of all trials, such as a run's config.json."""
     trust: bool = False
@@ -116,5 +116,6 @@ def read_sweep(argv: Sequence[str]) -> Sweep:
     argv = [*rest, "--task", task]
     config = read_command_line(Sweep, argv, default=base, prog="esper sweep TASK")
     require_trust(config.training.task.name, argv, path, config.trust)
+    require_trust(config.training.reward.own, argv, path, config.trust, "reward")
     found = with_absolute_path(config.training.task, None)
     return replace(config, training=replace(config.training, task=found))

@@ -21,8 +21,10 @@ from esper.karn.views.documents import (
 )
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.setup import read_setup
+from esper.leyline.codec import read_record
+from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError
-from esper.leyline.statistics import Estimate, student_estimate
+from esper.leyline.statistics import Estimate, group_means, student_estimate
 from esper.storage import run_files as f
 
 
@@ -71,7 +73,17 @@ def _compared(run: Path) -> list[Contender]:
     files = sorted((run / f.POLICIES).glob("*.json"))
     saved = [read_entries(path) for path in files]
     reference = _reference(run, saved)
-    return [_policy(one, reference) for one in saved]
+    by_draw = _hosts_share_draws(run)
+    return [_policy(one, reference, by_draw) for one in saved]
+
+
+def _hosts_share_draws(run: Path) -> bool:
+    """Whether hosts of a run seed share a budget and data that were drawn for them."""
+    try:
+        context = entries(read_entries(run / f.SETTINGS), "context")
+        return read_record(ContextSpec, dict(context), str(run)).varies_rounds
+    except EsperError:  # no or other settings: taken as fixed
+        return False
 
 
 def _reference(run: Path, saved: list[Entries]) -> Entries | None:
@@ -83,19 +95,22 @@ def _reference(run: Path, saved: list[Entries]) -> Entries | None:
     return next((one for one in saved if text(one, "label") == label), None)
 
 
-def _policy(saved: Entries, reference: Entries | None) -> Contender:
+def _policy(saved: Entries, reference: Entries | None, by_draw: bool) -> Contender:
+    """`by_draw`: hosts of a run seed share their context, so that n counts run seeds."""
     result = entries(saved, "result")
+    group = numbers(result, "seed_N") if by_draw else []
+    score = _by_group(numbers(result, "score_N"), group)
     search = entries(result, "search")
     compute = numbers(search, "compute_N") or numbers(result, "flops_ratio_N")
     return Contender(
         label=text(saved, "label"),
         policy=text(entries(saved, "identity"), "policy"),
         is_reference=saved is reference,
-        n=len(numbers(result, "score_N")),
-        score=_estimate(numbers(result, "score_N")),
-        difference=_difference(result, reference, saved),
-        test=_estimate(numbers(result, "test_N")),
-        accuracy=_estimate(numbers(result, "accuracy_N")),
+        n=len(score),
+        score=_estimate(score),
+        difference=_difference(score, group, reference, saved),
+        test=_estimate(_by_group(numbers(result, "test_N"), group)),
+        accuracy=_estimate(_by_group(numbers(result, "accuracy_N"), group)),
         params=_mean(numbers(result, "parameters_N")),
         macs=_mean(numbers(result, "macs_N")),
         compute=_mean(compute),
@@ -103,10 +118,19 @@ def _policy(saved: Entries, reference: Entries | None) -> Contender:
     )
 
 
-def _difference(result: Entries, reference: Entries | None, saved: Entries) -> Estimate:
+def _by_group(values: list[float], group: list[float]) -> list[float]:
+    """The values, or the mean of each group where there are groups."""
+    if len(values) != len(group):
+        return values
+    return list(group_means(np.array(values), np.array(group, dtype=np.int64)))
+
+
+def _difference(
+    ours: list[float], group: list[float], reference: Entries | None, saved: Entries
+) -> Estimate:
     if reference is None or reference is saved:
         return _UNKNOWN
-    ours, theirs = (numbers(one, "score_N") for one in (result, entries(reference, "result")))
+    theirs = _by_group(numbers(entries(reference, "result"), "score_N"), group)
     if len(ours) != len(theirs):
         return _UNKNOWN
     return _estimate((np.array(ours) - np.array(theirs)).tolist())
@@ -170,13 +194,13 @@ def _evaluated(
     one: tuple[str, Entries], reference: tuple[str, Entries] | None, host: tuple[float, float]
 ) -> Contender:
     (label, saved), outcome = one, entries(one[1], "outcome")
-    score, params, macs = (
-        numbers(outcome, name) for name in ("score_E", "added_params_E", "added_macs_E")
-    )
+    params, macs = (numbers(outcome, name) for name in ("added_params_E", "added_macs_E"))
+    group = numbers(saved, "draw_E")
+    score = _by_group(numbers(outcome, "score_E"), group)
     is_reference = one is reference
     difference = _UNKNOWN
     if reference is not None and not is_reference:
-        theirs = numbers(entries(reference[1], "outcome"), "score_E")
+        theirs = _by_group(numbers(entries(reference[1], "outcome"), "score_E"), group)
         difference = _estimate((np.array(score) - np.array(theirs)).tolist())
     return Contender(
         label=label,
@@ -185,8 +209,8 @@ def _evaluated(
         n=len(score),
         score=_estimate(score),
         difference=difference,
-        test=_estimate(numbers(saved, "test_E")),
-        accuracy=_estimate(numbers(outcome, "accuracy_E")),
+        test=_estimate(_by_group(numbers(saved, "test_E"), group)),
+        accuracy=_estimate(_by_group(numbers(outcome, "accuracy_E"), group)),
         params=host[0] + _mean(params),
         macs=host[1] + _mean(macs),
         compute=_mean(numbers(saved, "compute_E")),

@@ -18,24 +18,27 @@ MAX_NAME_CHARS: Final = 200
 """Maximum characters of an unprintable name in a message."""
 
 
-def require_trust(task: str, argv: Sequence[str], source: Path | None, trusted: bool) -> None:
-    """Raise if only `source` names the task file, unless it is trusted or the user agrees.
+def require_trust(
+    reference: str, argv: Sequence[str], source: Path | None, trusted: bool, what: str = "task"
+) -> None:
+    """Raise if only `source` names the file, unless it is trusted or the user agrees.
 
     `argv`: the command line; `source`: the file or folder of the settings; `trusted`: value of
-    --trust.
+    --trust; `what`: task or reward, also the name of the flag.
     """
     if (
         source is None
         or trusted
-        or not is_file_reference(task)
-        or flag_value(argv, "--task") == task
+        or not is_file_reference(reference)
+        or flag_value(argv, f"--{what}") == reference
     ):
         return
-    name = shlex.quote(task) if task.isprintable() else shown(task, MAX_NAME_CHARS)
-    if not _agreed(f"{source} names the task file {name}. Run its code?"):
+    printable = reference.isprintable()
+    name = shlex.quote(reference) if printable else shown(reference, MAX_NAME_CHARS)
+    if not _agreed(f"{source} names the {what} file {name}. Run its code?"):
         raise EsperError(
-            f"{source} names the task file {name}, which is not run without your consent: add "
-            f"--trust or --task {name}"
+            f"{source} names the {what} file {name}, which is not run without your consent: add "
+            f"--trust or --{what} {name}"
         )
 
 

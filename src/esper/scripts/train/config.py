@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
@@ -41,8 +41,12 @@ from esper.tamiyo.make_policy import (
     require_known_names,
     require_standalone,
     resolve_topology,
+    spec_for,
+    with_plan_phase,
 )
+from esper.tamiyo.policy import Policy, PolicyClient
 from esper.tasks.task_files import absolute_reference, is_file_reference
+from esper.tasks.user_objects import UserFiles
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
@@ -79,6 +83,10 @@ class Recording:
         require_counts(queue_size=self.queue_size)
 
 
+_FILES: Final = UserFiles()
+"""Files of policies that this process has run, each once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Train:
     """Train a population of hosts under a policy that does not learn.
@@ -89,7 +97,7 @@ class Train:
     policy: Annotated[str, tyro.conf.Suppress]
     """Policy in the grammar of `tamiyo/grammar.py`."""
     preset: str = ""
-    """Take task and population from a preset: plain, digits_impaired, digits_quick,
+    """Take task and population from a preset: growing, plain, digits_impaired, digits_quick,
     cifar_baseline."""
     config: Path | None = None
     """Take task, population and seed from a TOML or JSON file, such as a run's config.json."""
@@ -137,7 +145,8 @@ class Train:
             raise EsperError(
                 f"--rollout-steps has no meaning for {parsed.kind}: it is for policies that learn"
             )
-        require_standalone(parsed)
+        if parsed.kind != "own":
+            require_standalone(parsed)
         spec = self.task.spec()
         require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
         self.make_policy(spec, None)  # raises on a bad step, slot or topology
@@ -155,8 +164,21 @@ class Train:
         return self.population.engine_config(self.seed)
 
     def make_policy(self, spec: TaskSpec, reward: RewardProtocol | None) -> PolicyProtocol[Any]:
-        """Create the policy for this task."""
+        """Create the policy for this task; runs the file of one of the user's."""
+        if self.parsed.kind == "own":
+            return PolicyClient(self._own(), reward)
         return make_policy(self.parsed, spec, seed=self.seed, reward=reward)
+
+    def _own(self) -> Policy:
+        from esper.compare.policies import own_policy
+
+        return own_policy(_FILES, self.parsed)()
+
+    def spec_for(self, spec: TaskSpec) -> TaskSpec:
+        """The task as this policy needs it."""
+        if self.parsed.kind == "own":
+            return with_plan_phase(spec) if self._own().plans else spec
+        return spec_for(self.parsed, spec)
 
     def run_policy(self, spec: TaskSpec) -> RunPolicy:
         """The policy as its run folder records it."""

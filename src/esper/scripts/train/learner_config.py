@@ -34,6 +34,7 @@ from esper.simic.training.runs.folder import (
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.policy_file import is_policy_run, read_policy
 from esper.simic.training.runs.resume_command import resume_command
+from esper.tasks.task_files import absolute_reference
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
@@ -49,16 +50,16 @@ class TrainPPO:
     """
 
     preset: str = ""
-    """Preset: plain, digits_impaired, digits_quick, cifar_baseline; default: the one named like the
-    task, else plain."""
+    """Preset: growing, plain, digits_impaired, digits_quick, cifar_baseline; default: the one named
+    like the task, else growing."""
     config: Path | None = None
     """TOML or JSON settings file, such as a run's config.json."""
     resume: Path | None = None
     """Resume the run in this folder with its settings; without a value: the newest run (of --task,
     --seed and --run-name if given)."""
     trust: bool = False
-    """Run the task file that --config or --resume names; by default only one given by --task is
-    run."""
+    """Run the files of task and reward that --config or --resume names; by default only those given
+    by --task and --reward are run."""
     runs: Path = RUNS
     """Folder to create the run folder in."""
     run_name: str = "ppo"
@@ -123,9 +124,12 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
         argv = insert_flag_value(argv, "--resume", str(folder))
         base = _last_session_defaults(folder, training)
     config = read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
-    require_trust(config.training.task.name, argv, path or folder, config.trust)
-    found = with_absolute_path(config.training.task, folder)
-    return replace(config, training=replace(config.training, task=found))
+    found = config.training
+    require_trust(found.task.name, argv, path or folder, config.trust)
+    require_trust(found.reward.own, argv, path or folder, config.trust, "reward")
+    reward = replace(found.reward, own=absolute_reference(found.reward.own))
+    found = replace(found, task=with_absolute_path(found.task, folder), reward=reward)
+    return replace(config, training=found)
 
 
 def _require_learner(folder: Path) -> None:

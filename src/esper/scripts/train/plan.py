@@ -11,7 +11,6 @@ from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.runs.folder import read_config
 from esper.simic.training.runs.resume import ResumePoint, check_task, find_resume_point
 from esper.simic.training.runs.round_store import RoundStore
-from esper.tamiyo.make_policy import spec_for
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.device_info import describe_device
@@ -38,7 +37,7 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
 
 def plan_baseline(config: Train, spec: TaskSpec) -> None:
     """Print the plan of `train` with a policy that does not learn."""
-    spec = spec_for(config.parsed, spec)
+    spec = config.spec_for(spec)
     data = spec.load(config.data_dir)
     done = 0 if config.resume is None else len(RoundStore(config.resume).read_all()[0])
     rounds = max(0, config.rounds - done)

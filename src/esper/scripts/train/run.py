@@ -18,7 +18,6 @@ from esper.simic.training.runs.kept_members import KeptMember
 from esper.simic.training.runs.policy_session import PolicySession
 from esper.storage.atomic import require_writable
 from esper.storage.run_files import EVENTS
-from esper.tamiyo.make_policy import spec_for
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.engine import VectorizedEngine
@@ -69,7 +68,7 @@ def _open_folder(config: Train, spec: TaskSpec, name: str) -> RunFolder:
 
 def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> Trained:
     parsed, recording = config.parsed, config.recording
-    longer = spec_for(parsed, spec)
+    longer = config.spec_for(spec)
     policy = config.make_policy(longer, ScoreReward(spec.upkeep))
     resume = config.resume is not None
     session = PolicySession(

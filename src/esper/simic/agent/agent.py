@@ -11,6 +11,7 @@ operations.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 
@@ -85,6 +86,17 @@ class PPOAgent:
         """`updates_done` at the end of the run; set by the trainer."""
         on_gpu = self.device.type == "cuda"
         self.use_graphs(GraphCache(CudaRecorder(self.device), reason="CUDA") if on_gpu else None)
+
+    def untrained(self) -> PPOAgent:
+        """The agent as it began: the same settings and first weights, no updates."""
+        return PPOAgent(self.spec, self.config, self.seed, self.device, self.ranks)
+
+    def weights_digest(self) -> str:
+        """Checksum of the weights and of the seed of its draws."""
+        found = hashlib.sha256(str(self.seed).encode())
+        for parameter in self.network.parameters():
+            found.update(parameter.detach().cpu().numpy().tobytes())
+        return found.hexdigest()
 
     # ---- acting -------------------------------------------------------------------------------
 

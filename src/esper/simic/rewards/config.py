@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
+
+import tyro
 
 from esper.leyline.errors import EsperError, unknown_name
 
@@ -40,6 +42,8 @@ class RewardConfig:
     wait_baseline: bool = False
     """score: subtract the score gain of hosts that never grow, measured in one episode before
     training. Depends on the step only: less variance, same optimal policy."""
+    own: Annotated[str, tyro.conf.arg(name="reward", prefix_name=False)] = ""
+    """A reward of your own instead, as FILE.py:NAME; the file is run."""
 
     def __post_init__(self) -> None:
         if self.mode not in REWARD_MODES:
@@ -61,4 +65,4 @@ class RewardConfig:
     @property
     def pays_plain_score(self) -> bool:
         """Whether the reward is the change of the task's own score."""
-        return self.mode == "score" and self.family == "contribution"
+        return self.mode == "score" and self.family == "contribution" and not self.own

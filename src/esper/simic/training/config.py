@@ -18,6 +18,7 @@ from esper.leyline.actions import (
     ActionHead,
     AlphaCurve,
     BlendStyle,
+    LifecycleOp,
 )
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.context import ContextSpec
@@ -33,7 +34,8 @@ from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.agent.schedule import WHOLE_RUN, Schedule
 from esper.simic.rewards.config import RewardConfig
 from esper.tamiyo.masks import check_frozen
-from esper.tamiyo.network_config import NetworkConfig
+from esper.tamiyo.network_config import GROWING_PRIOR, NetworkConfig
+from esper.tasks.context_files import read_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,9 +81,12 @@ class TaskConfig:
     contexts: ContextSpec | None = None
     """What differs between members and rounds: fixed (nothing), planned (as fixed, with a plan
     phase and a compute clock), varied (prices, caps, budgets, data), a JSON file or JSON text of a
-    ContextSpec. Default: the task's."""
+    ContextSpec. Default: the task's. In Python a `ContextSpec`, or any of these as a string."""
 
     def __post_init__(self) -> None:
+        named: object = self.contexts
+        if isinstance(named, str):  # as on the command line
+            object.__setattr__(self, "contexts", read_context(named))
         require_at_most("episode_length=", self.episode_length, MAX_EPISODE_LENGTH)
         require_at_most("batch_size=", self.batch_size)
         require_at_most("batches_per_step=", self.batches_per_step, MAX_BATCHES_PER_STEP)
@@ -114,7 +119,8 @@ class TaskConfig:
         if self.contexts is not None:
             changes["context"] = self.contexts
         prices = {c: self.rent * getattr(spec.score, c) for c in ("c_p", "c_m", "c_f")}
-        spec = replace(spec, **changes, score=replace(spec.score, **prices))
+        rent = self.rent * spec.rent
+        spec = replace(spec, **changes, score=replace(spec.score, **prices), rent=rent)
         return with_synthetic_data(spec) if self.data == "synthetic" else spec
 
 
@@ -237,17 +243,15 @@ class TrainingConfig:
 # ---- presets ------------------------------------------------------------------------------------
 
 
-def plain(rounds: int = 100) -> TrainingConfig:
-    """The defaults; no frozen heads."""
+def growing(rounds: int = 100) -> TrainingConfig:
+    """The defaults, with `GROWING_PRIOR`; no frozen heads."""
     return TrainingConfig(rounds=rounds)
 
 
-GROWING_PRIOR: Final = (1.0, -1.0, 2.0, -2.0, -3.0, 0.0, 1.0, -5.0, -3.0)
-"""Initial op logits that favour waiting and advancing over pruning. With a uniform prior nearly
-every seed is pruned within a few steps, long before it pays off, and the policy first learns to
-prune. It germinates at about one step in ten: with more, all slots fill early whatever it learns;
-with less, most seeds come too late to pay off (docs/ppo.md). In the plan phase every second slot is
-planted, as under a random plan; few members stop, or close a slot, before it is learnt."""
+def plain(rounds: int = 100) -> TrainingConfig:
+    """The defaults with an even prior: untrained, it prunes early and stops early."""
+    network = NetworkConfig(op_prior=(0.0,) * len(LifecycleOp))
+    return TrainingConfig(rounds=rounds, ppo=PPOConfig(network=network))
 
 
 def digits_impaired(rounds: int = 100) -> TrainingConfig:
@@ -300,12 +304,11 @@ def cifar_baseline(rounds: int = 100) -> TrainingConfig:
 
 
 def _growing_ppo() -> PPOConfig:
-    """PPO settings with `GROWING_PRIOR` and decaying learning rate and entropy bonus."""
+    """PPO settings with decaying learning rate and entropy bonus."""
     heads = dict.fromkeys(ActionHead, 1.0)
     heads[ActionHead.OP] = 0.3  # leaving a slot empty takes WAIT at every step
     heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # used at few steps
     return PPOConfig(
-        network=NetworkConfig(op_prior=GROWING_PRIOR),
         gae_lambda=0.98,
         learning_rate=Schedule(1e-3, 3e-4, WHOLE_RUN),
         epochs=5,
@@ -315,12 +318,20 @@ def _growing_ppo() -> PPOConfig:
 
 
 PRESETS: Final[dict[str, Callable[[int], TrainingConfig]]] = {
+    "growing": growing,
     "plain": plain,
     "digits_impaired": digits_impaired,
     "digits_quick": digits_quick,
     "cifar_baseline": cifar_baseline,
 }
 """Preset functions by name; each takes the number of rounds."""
+DEFAULT_PRESET: Final = "growing"
+"""Preset of tasks that have none of their own."""
+
+
+def preset_of_task(task: str) -> str:
+    """Name of the preset of a task: the one named like it, else the default."""
+    return task if task in PRESETS else DEFAULT_PRESET
 
 
 def preset(name: str, rounds: int) -> TrainingConfig:

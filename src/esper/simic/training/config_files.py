@@ -26,7 +26,7 @@ from esper.leyline.codec import Json, from_json
 from esper.leyline.errors import EsperError, UnknownNameError, parse_error_line, shown
 from esper.leyline.limits import MAX_COUNT
 from esper.simic.agent.schedule import Schedule
-from esper.simic.training.config import PRESETS, TaskConfig, TrainingConfig, preset
+from esper.simic.training.config import TaskConfig, TrainingConfig, preset, preset_of_task
 from esper.storage.sealed_json import parse_json, require_shallow, unseal
 
 Entries = Mapping[str, Any]
@@ -140,7 +140,7 @@ def resolve(
     """Return the settings before flags: a preset updated with a file.
 
     `rounds` and `task`: values given as flags. The task settings of a preset apply to its own task
-    only. Without `preset_name`, the preset named like the task is used, or `plain`.
+    only. Without `preset_name`, the preset of the task is used.
     """
     entries = read_entries(file) if file is not None else {}
     named = entries.get("task", {})
@@ -148,8 +148,7 @@ def resolve(
     wanted = task or (of_file if isinstance(of_file, str) else None)
     said = entries.get("rounds") if rounds is None else rounds
     over = said if type(said) is int and 0 < said <= MAX_COUNT else TrainingConfig().rounds
-    fitting = wanted or TaskConfig().name
-    base = preset(preset_name or (fitting if fitting in PRESETS else "plain"), over)
+    base = preset(preset_name or preset_of_task(wanted or TaskConfig().name), over)
     if wanted is not None and wanted != base.task.name:
         base = replace(base, task=TaskConfig(wanted))
     return overlay(base, entries, file)

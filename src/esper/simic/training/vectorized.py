@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.telemetry import TelemetryConfig
+from esper.simic.rewards.own import recorded
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import RunFolder
 from esper.tasks.task_files import is_file_reference
@@ -73,7 +74,7 @@ def train_ppo_vectorized(
     on_begin: called before the first round; its argument is None unless the run was resumed.
     on_round: called with the record of every round, once it is saved; what it raises ends the run.
     track: trackers that get the figures of every round: tensorboard, wandb, mlflow.
-    reward, spec, data: override the config's reward and task, and the task's data.
+    reward, spec, data: override the config's reward (recorded by name), task and the task's data.
     world: the processes that train together (`join_world`); rank 0 alone writes and calls.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -90,8 +91,8 @@ def train_ppo_vectorized(
 
     if world is not None and world.rank:
         return _follow(world, config, reward, spec, data)
-    with _open_folder(run_dir, resume, config) as folder:
-        config, spec = _config_and_spec(config, spec, folder if resume else None, world)
+    with _open_folder(run_dir, resume, _recorded(config, reward)) as folder:
+        config, spec = _config_and_spec(config, spec, folder if resume else None, world, reward)
         kept = (checkpoint_every, keep, keep_members)
         session = None if folder is None else FolderSession(folder, config, resume, *kept)
         tally = None if session is None else session.tally
@@ -102,6 +103,12 @@ def train_ppo_vectorized(
             hooks, ears = [*saves, *hooks, feed, *stops], [*listeners, *events.listeners, *stops]
             trainer = make_trainer(config, reward, ears, hooks, spec, data, world)
             return _train(trainer, session, events, feed, on_begin)
+
+
+def _recorded(config: TrainingConfig | None, reward: RewardProtocol | None) -> TrainingConfig:
+    """The settings with the name of a reward that the caller passes; None: the defaults."""
+    config = config or TrainingConfig()
+    return replace(config, reward=recorded(config.reward, reward))
 
 
 def _train(
@@ -226,20 +233,27 @@ def _config_and_spec(
     spec: TaskSpec | None,
     resumed: RunFolder | None,
     world: World | None,
+    reward: RewardProtocol | None,
 ) -> tuple[TrainingConfig, TaskSpec]:
     """What is trained; `resumed`: the folder whose settings are the defaults."""
+    given = config or reward
     config = config or (TrainingConfig() if resumed is None else resumed.config)
     if world is not None:
         config = _agree_on_config(world, config)
     if resumed is None:
-        return config, spec or config.task.spec()
+        return _recorded(config, reward), spec or config.task.spec()
     if spec is None and is_file_reference(config.task.name):
         # A run folder may come from others: code it names runs only if the caller asks for it.
         raise EsperError(
             f"{resumed.path} names the task file {shown(config.task.name, 200)}: to run its code, "
             f"give spec=config.task.spec()"
         )
-    return config, spec or config.task.spec()
+    if given is None and is_file_reference(config.reward.own):
+        raise EsperError(
+            f"{resumed.path} names the reward {shown(config.reward.own, 200)}: to run its code, "
+            f"give config= of the run"
+        )
+    return _recorded(config, reward), spec or config.task.spec()
 
 
 # ---- ranks: all have the same settings, each its share of the members ---------------------------
