@@ -126,7 +126,7 @@ def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None
 
 
 def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools) -> Codes:
-    """Stage of the slot each action targets; -1 for WAIT and STOP."""
+    """Stage of the slot each action targets; -1 for WAIT, STOP and RESTART."""
     stage_E = population.lifecycle.stage_ES[np.arange(actions.members), actions.slot]
     return np.where(targets_slot_E, stage_E, np.int8(-1))
 
@@ -181,6 +181,8 @@ def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
         population.lifecycle.close(e, actions.slot[e])
     if (e := members_of[_Op.STOP]).size:
         population.lifecycle.stop(e)
+    if (e := members_of[_Op.RESTART]).size:
+        population.restart(e)
 
 
 def bootstrap_targets(signals: TrainingSignals, rolled_back_E: Bools) -> BootstrapTargets:
