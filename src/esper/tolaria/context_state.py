@@ -190,7 +190,9 @@ class ContextState:
 
     def update_restartable(self, step: int) -> None:
         """After the training of a step: let members restart that have enough compute left."""
-        spent_E = (step + 1) / self.task.episode_length if self.clock is None else self.clock.share_E
+        spent_E = (
+            (step + 1) / self.task.episode_length if self.clock is None else self.clock.share_E
+        )
         left_E = np.broadcast_to(1.0 - np.asarray(spent_E), self.began_E.shape)
         enough_E = left_E >= self.spec.min_restart_left - _ROUNDING
         self.population.lifecycle.restartable_E = enough_E & self.spec.restarts
