@@ -43,7 +43,6 @@ from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.compute_clock import ComputeClock
 
-
 _ROUNDING = 1e-9
 """Tolerance for shares of the compute that should be equal."""
 
@@ -190,10 +189,8 @@ class ContextState:
 
     def update_restartable(self, step: int) -> None:
         """After the training of a step: let members restart that have enough compute left."""
-        spent_E = (
-            (step + 1) / self.task.episode_length if self.clock is None else self.clock.share_E
-        )
-        left_E = np.broadcast_to(1.0 - np.asarray(spent_E), self.began_E.shape)
+        passed_E = np.full(self.began_E.shape, (step + 1) / self.task.episode_length)
+        left_E = 1.0 - (passed_E if self.clock is None else self.clock.share_E)
         enough_E = left_E >= self.spec.min_restart_left - _ROUNDING
         self.population.lifecycle.restartable_E = enough_E & self.spec.restarts
 

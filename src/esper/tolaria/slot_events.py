@@ -62,8 +62,8 @@ class SlotEventCollector:
         """Collect changes since the previous call; returns the current slots.
 
         `cause`: recorded for pruned seeds; those of members that restarted leave an empty slot
-        without a cooldown, and have that cause. `counted`: `population.end_step` ran in between, so a
-        stage that ended lasted one step longer than last reported.
+        without a cooldown, and have that cause. `counted`: `population.end_step` ran in
+        between, so a stage that ended lasted one step longer than last reported.
         """
         now, life = self.population.slot_reports(), self.population.lifecycle
         born_ES = life.births_ES != self._births_ES

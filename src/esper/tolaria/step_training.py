@@ -3,7 +3,8 @@
 Without a clock every member trains on all of them, in lockstep. With the compute clock each member
 trains on as many as it can afford; in the others it is masked.
 
-Shape letters: E members, S slots, M batches of a step.
+Shape letters: E members, S slots, M batches of a step, R the two learning rates, U distinct
+beginnings.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class StepTrainer:
         self._autocast = autocast
         self._last: tuple[Tensor, Tensor] | None = None
         """The last batch of the step."""
-        self._rates_2E: Doubles = np.zeros((2, env.members))
+        self._rates_RE: Doubles = np.zeros((2, env.members))
         """Learning rates of the last step."""
 
     def run(self, step: int) -> None:
@@ -109,14 +110,14 @@ class StepTrainer:
 
     def _set_learning_rates(self, step: int) -> None:
         """Set the learning rates of this step; uploads them only if they change."""
-        rates_2E = self._learning_rates(step)
-        if step == 0 or not np.array_equal(rates_2E, self._rates_2E):
-            self.env.model.set_rates(*rates_2E)
-        self._rates_2E = rates_2E
+        rates_RE = self._learning_rates(step)
+        if step == 0 or not np.array_equal(rates_RE, self._rates_RE):
+            self.env.model.set_rates(*rates_RE)
+        self._rates_RE = rates_RE
 
     def _learning_rates(self, step: int) -> Doubles:
-        """Host and seed rates `[2, E]`: the schedule over what was left when a member began."""
+        """Host and seed rates `[R, E]`: the schedule over what was left when a member began."""
         began_U, place_E = np.unique(self.context.began_E, return_inverse=True)
         optim, length = self.spec.optim, self.spec.episode_length
-        rates_U2 = [optim.rates_at(step - began, length - began) for began in began_U.tolist()]
-        return np.array(rates_U2)[place_E].T * self.context.members.learning_rate_E
+        rates_UR = [optim.rates_at(step - began, length - began) for began in began_U.tolist()]
+        return np.array(rates_UR)[place_E].T * self.context.members.learning_rate_E

@@ -109,8 +109,8 @@ def _state_of(life: _SlotStates) -> tuple[object, ...]:
     seen = life.signals
     arrays = (
         life.stage_ES, life.blueprint_ES, life.style_ES, life.steps_in_stage_ES, life.age_ES,
-        life.alpha_ES, life.mode_ES, life.closed_ES, life.stopped_E, life.trained_E, life.restartable_E,
-        life.fits_SK, seen.host_loss_E, seen.shadow_loss_ES, seen.grad_norm_ES,
+        life.alpha_ES, life.mode_ES, life.closed_ES, life.stopped_E, life.trained_E,
+        life.restartable_E, life.fits_SK, seen.host_loss_E, seen.shadow_loss_ES, seen.grad_norm_ES,
         seen.contribution_ES, seen.contribution_se_ES,
     )  # fmt: skip
     settings = (life.planning, life.action_space, life.caps, life.config)

@@ -247,8 +247,8 @@ GROWING_PRIOR: Final = (1.0, -1.0, 2.0, -2.0, -3.0, 0.0, 1.0, -5.0, -3.0, -2.0)
 every seed is pruned within a few steps, long before it pays off, and the policy first learns to
 prune. It germinates at about one step in ten: with more, all slots fill early whatever it learns;
 with less, most seeds come too late to pay off (docs/ppo.md). In the plan phase every second slot is
-planted, as under a random plan; few members stop, or close a slot, before it is learnt; where they may, every second one restarts
-once or more in an episode of 24 steps."""
+planted, as under a random plan; few members stop, or close a slot, before it is learnt. Where they
+may restart, about every second one does in an episode of 24 steps."""
 
 
 def digits_impaired(rounds: int = 100) -> TrainingConfig:
