@@ -13,7 +13,7 @@ from engine_support import small_task
 from esper.gym.flat_env import FlatVectorEnv, flat
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline import PLANNED, ContextSpec, Range
-from esper.leyline.actions import ActionSpec
+from esper.leyline.actions import ActionSpec, LifecycleOp
 from esper.leyline.masks import ActionMasks
 from esper.leyline.records import PolicyDecision
 from esper.simic.rewards.score import ScoreReward
@@ -98,5 +98,7 @@ class Repeat(StatelessPolicy):
 def read_mask_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ActionMasks:
     """The masks of `info["action_mask"]` as Esper's own policies take them."""
     fixed = [arrays[head.name.lower()][0].astype(np.bool_) for head in FIXED_MASK]
-    names = ("op", "op_slot", "slot_blueprint")
-    return ActionMasks(*(arrays[name].astype(np.bool_) for name in names), *fixed)
+    no_restart = len(LifecycleOp) - arrays["op"].shape[1]
+    op_EO = np.pad(arrays["op"].astype(np.bool_), ((0, 0), (0, no_restart)))
+    slot_EOS = np.pad(arrays["op_slot"].astype(np.bool_), ((0, 0), (0, no_restart), (0, 0)))
+    return ActionMasks(op_EO, slot_EOS, arrays["slot_blueprint"].astype(np.bool_), *fixed)

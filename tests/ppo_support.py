@@ -17,6 +17,7 @@ from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
 
 G, F, D, S, K = 4, 3, 5, 3, 2
 SPEC = PolicySpec(G, F, D)
+EVERY_OP = PolicySpec(G, F, D, restarts=True)
 OPS = len(LifecycleOp)
 SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=(0.0,) * OPS)
 """With an even prior, so that rollouts of noise hold every operation."""
@@ -37,7 +38,8 @@ def masks_for(
 
 
 def random_masks(rng: np.random.Generator, members: int, slots: int = S) -> ActionMasks:
-    return masks_for(rng.random((members, OPS, slots)) < 0.5)
+    slot_EOS = rng.random((members, LifecycleOp.RESTART, slots)) < 0.5
+    return masks_for(np.pad(slot_EOS, ((0, 0), (0, 1), (0, 0))))
 
 
 def random_obs(rng: np.random.Generator, members: int, slots: int = S) -> Observation:
@@ -49,9 +51,9 @@ def random_obs(rng: np.random.Generator, members: int, slots: int = S) -> Observ
     )
 
 
-def agent(seed: int = 0, **settings: object) -> PPOAgent:
+def agent(seed: int = 0, spec: PolicySpec = SPEC, **settings: object) -> PPOAgent:
     settings.setdefault("network", SMALL)
-    return PPOAgent(SPEC, PPOConfig(**settings), seed)  # type: ignore[arg-type]
+    return PPOAgent(spec, PPOConfig(**settings), seed)  # type: ignore[arg-type]
 
 
 def shaken(it: PPOAgent, scale: float = 0.3) -> PPOAgent:

@@ -327,6 +327,19 @@ def unlike(executor: str) -> Result:
     return {}
 
 
+def restart(executor: str) -> Result:
+    """One member begins anew beside another that keeps its seed."""
+    population = make_population(2, executor, optim=ADAMW)
+    population.plant([0, 1], "r0c0", "conv_light")
+    rows = train_step(population, 0, "cnn")
+    life = population.lifecycle
+    life.action_space = "grow+restart"
+    life.trained_E[:] = life.restartable_E[:] = True
+    population.restart([1])
+    rows += train_step(population, 1, "cnn")
+    return {"batches": torch.stack(rows)} | weights(population, 1)
+
+
 FAILING: dict[str, Callable[[str], Result]] = {
     "mixing": mixing,
     "killed": killed,
@@ -341,6 +354,7 @@ CASES: dict[str, Callable[[str], Result]] = {
     "batchnorm": lambda executor: whole_life(executor, "batchnorm"),
     "signal": lambda executor: whole_life(executor, "signal"),
     "rollback": rollback,
+    "restart": restart,
     "frozen": frozen,
     "random_layers": random_layers,
     "recovered": recovered,

@@ -48,8 +48,8 @@ def round_point(at: int) -> views.RoundPoint:
     return views.RoundPoint(
         round=at, members=2, score=near, accuracy=near, best_member_score=score, train_accuracy=NAN,
         mean_return=0.4, added_params=60.0, added_macs=900.0, flops_ratio=1.3, germinated=2.0,
-        fossilized=1.0, pruned=0.0, rollbacks=0, stages=(), budget=1.0, spent=1.0, seconds=3.0,
-        time=1.0e9 + at,
+        fossilized=1.0, pruned=0.0, rollbacks=0, restarts=0, stages=(), budget=1.0, spent=1.0,
+        seconds=3.0, time=1.0e9 + at,
     )  # fmt: skip
 
 

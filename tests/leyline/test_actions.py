@@ -39,6 +39,7 @@ TABLE = """
     PLANT            | op slot blueprint
     STOP             | op
     CLOSE            | op slot
+    RESTART          | op
 """
 
 
@@ -140,6 +141,7 @@ def test_describe_names_the_heads_that_count():
         "PLANT r0c1 conv_light",
         "STOP",
         "CLOSE r0c1",
+        "RESTART",
     ]
 
 

@@ -213,5 +213,5 @@ def test_certain_decision_puts_all_weight_on_the_choice():
 
 
 def test_decision_of_another_size_is_refused(build):
-    with pytest.raises(EsperError, match="5 operations and 8 heads, there are 9 and 8"):
+    with pytest.raises(EsperError, match="5 operations and 8 heads, there are 10 and 8"):
         build(PolicyDecision, O=5)

@@ -36,6 +36,7 @@ from esper.leyline.payloads import (
     RunFinished,
     RunStatus,
 )
+from esper.leyline.records import MemberRestarted
 
 TYPES = list(TelemetryEventType)
 GAP = {"member_N": [0], "reason_N": [300]}
@@ -122,7 +123,7 @@ def test_numpy_scalars_are_written_as_numbers():
 def test_every_payload_class_has_exactly_one_event_type():
     defined = {
         value
-        for value in [*vars(payloads).values(), BatchSummary]
+        for value in [*vars(payloads).values(), BatchSummary, MemberRestarted]
         if isinstance(value, type) and issubclass(value, Payload) and value is not Payload
     }
     listed = [kind.payload_class for kind in TYPES]
@@ -135,7 +136,8 @@ def test_the_events_of_the_design_exist():
         SEED_STAGE_CHANGED SEED_GATE_EVALUATED SEED_FOSSILIZED SEED_PRUNED COUNTERFACTUALS_MEASURED
         PPO_UPDATED ACTION_DISTRIBUTION MASK_HIT_RATES REWARD_SUMMARY THROUGHPUT PHASE_PROFILE
         GOVERNOR_PANIC GOVERNOR_ROLLBACK ANOMALY_DETECTED CHECKPOINT_SAVED CHECKPOINT_LOADED
-        EPISODE_OUTCOME EPISODE_CURVE ROUND_CONTEXTS LAST_ACTION COUNTERFACTUAL_UNAVAILABLE"""
+        EPISODE_OUTCOME EPISODE_CURVE ROUND_CONTEXTS LAST_ACTION COUNTERFACTUAL_UNAVAILABLE
+        MEMBER_RESTARTED"""
     assert {kind.name for kind in TYPES} == set(design.split())
 
 

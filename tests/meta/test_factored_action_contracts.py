@@ -40,7 +40,7 @@ from esper.tamiyo.heads import Chooser
 from esper.tamiyo.inputs import FIXED_HEADS, MaskTensors, PolicyInputs
 from esper.tolaria.action_execution import execute_actions
 from payload_support import build
-from ppo_support import SMALL, SPEC, D, F, G, K, S, masks_for
+from ppo_support import EVERY_OP, SMALL, D, F, G, K, S, masks_for
 from support import batch, bring_to, make_population
 from tamiyo_support import observe
 
@@ -59,6 +59,7 @@ DESIGN = {
     Op.PLANT: "OP SLOT BLUEPRINT",
     Op.STOP: "OP",
     Op.CLOSE: "OP SLOT",
+    Op.RESTART: "OP",
 }
 """The table of the design, word for word."""
 
@@ -88,11 +89,12 @@ def test_choices_are_those_of_the_enums_and_value_tables():
         assert tuple(type(table[0])(text) for text in HEAD_CHOICES[head]) == table
 
 
-def test_every_head_counts_for_some_operation_and_waiting_and_stopping_ask_for_none():
+def test_every_head_counts_for_some_operation_and_those_on_the_whole_member_ask_for_none():
     assert frozenset().union(*HEADS_BY_OP.values()) == set(H)
     for op, counting in HEADS_BY_OP.items():
         assert H.OP in counting
-        assert (H.SLOT in counting) == (op not in (Op.WAIT, Op.STOP)) == (op in SLOT_OPS)
+        whole = op in (Op.WAIT, Op.STOP, Op.RESTART)
+        assert (H.SLOT in counting) == (not whole) == (op in SLOT_OPS)
 
 
 OWNED = (
@@ -152,7 +154,7 @@ def test_a_mask_of_another_size_is_refused(head):
 
 def network() -> PolicyNetwork:
     torch.manual_seed(0)
-    return PolicyNetwork(SPEC, SMALL)
+    return PolicyNetwork(EVERY_OP, SMALL)
 
 
 def test_the_network_has_one_head_each_with_its_choices():
@@ -240,6 +242,7 @@ READY = {
     Op.PLANT: None,
     Op.STOP: None,
     Op.CLOSE: None,
+    Op.RESTART: SeedStage.HOLDING,
 }
 """The stage two slots are in, so that either may be meant."""
 
@@ -255,8 +258,8 @@ def after(op: LifecycleOp) -> dict[str, np.ndarray]:
     population = make_population(members=members)
     population.forward(batch(members)[0])
     life, stage = population.lifecycle, READY[op]
-    life.action_space, life.planning = "full", op is Op.PLANT
-    life.trained_E[:] = True
+    life.action_space, life.planning = "full+restart", op is Op.PLANT
+    life.trained_E[:] = life.restartable_E[:] = True
     for slot in population.slots[:2] if stage is not None else ():
         bring_to(population, stage, list(range(members)), slot)
     indices = {head: np.zeros(members, dtype=np.int64) for head in H}

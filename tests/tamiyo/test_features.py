@@ -24,6 +24,7 @@ from esper.tamiyo.features import (
     UNSEEN_STAGES,
     _symlog,
     batch_signals_to_features,
+    feature_names,
     log,
 )
 from payload_support import build
@@ -34,6 +35,7 @@ UNUSED = {
     "slots.slot_ids": "names; depth, channels and resolution say where a slot is",
     "slots.blueprints": "names; the candidates' descriptors say what a blueprint is",
     "context.plans": "shown by the plan phase itself, and by the masks",
+    "context.restarts": "shown by the masks",
 }
 PARTS = {"slots": SlotReports, "context": ContextSignals, "candidates": Candidates}
 """Structs inside the signals; their fields are named behind a prefix."""
@@ -121,11 +123,11 @@ def paths() -> list[str]:
 
 def features_moved(before: TrainingSignals, after: TrainingSignals) -> set[str]:
     """Names of the features that differ for any member; the index of a blueprint as one."""
-    one, two = batch_signals_to_features(before), batch_signals_to_features(after)
+    one, two = (batch_signals_to_features(each, restarts=True) for each in (before, after))
     whole = (one.global_EG != two.global_EG).any(axis=0)
     slot = (one.slot_ESF != two.slot_ESF).any(axis=(0, 1))
     candidate = (one.candidate_ESKD != two.candidate_ESKD).any(axis=(0, 1, 2))
-    names = {n for n, m in zip(FEATURE_NAMES.whole, whole, strict=True) if m}
+    names = {n for n, m in zip(feature_names(restarts=True).whole, whole, strict=True) if m}
     names |= {n for n, m in zip(FEATURE_NAMES.slot, slot, strict=True) if m}
     names |= {n for n, m in zip(FEATURE_NAMES.candidate, candidate, strict=True) if m}
     return names | ({"blueprint"} if (one.blueprint_ES != two.blueprint_ES).any() else set())
@@ -167,7 +169,8 @@ def test_every_feature_is_moved_by_something():
     for path in set(paths()) - set(UNUSED):
         for changed in changes_of(signals, path):
             seen |= features_moved(signals, changed)
-    named = {*FEATURE_NAMES.whole, *FEATURE_NAMES.slot, *FEATURE_NAMES.candidate}
+    whole = feature_names(restarts=True).whole
+    named = {*whole, *FEATURE_NAMES.slot, *FEATURE_NAMES.candidate}
     assert seen == named | {"blueprint"}
 
 

@@ -12,7 +12,7 @@ from esper.leyline import EsperError, LifecycleOp
 from esper.tamiyo import NetworkConfig, Observation, PolicySpec
 from esper.tamiyo.heads import Chooser
 from esper.tamiyo.inputs import PolicyInputs
-from ppo_support import OPS, SMALL, agent, masks_for, random_obs, shaken
+from ppo_support import EVERY_OP, OPS, SMALL, agent, masks_for, random_obs, shaken
 
 CPU = torch.device("cpu")
 ADVANCE = LifecycleOp.ADVANCE
@@ -144,9 +144,9 @@ def test_features_that_are_not_finite_are_named():
 
 
 def test_a_prior_is_what_a_fresh_policy_tends_to_do():
-    weights = (1, 2, 4, 1, 1, 1, 2, 3, 1)
+    weights = (1, 2, 4, 1, 1, 1, 2, 3, 1, 2)
     prior = tuple(math.log(weight) for weight in weights)
-    it = agent(network=replace(SMALL, op_prior=prior))
+    it = agent(spec=EVERY_OP, network=replace(SMALL, op_prior=prior))
     masks = masks_for(np.ones((5, OPS, 3), dtype=bool))
     obs = random_obs(np.random.default_rng(0), 5)
     decision = it.act(obs, masks, it.initial_state(5), 0, 0).decision

@@ -8,7 +8,7 @@ import torch
 
 from esper.leyline import EsperError
 from esper.tamiyo.distribution import MaskedCategorical, _deterministic_cumsum, action_uniforms
-from ppo_support import agent, random_masks, random_obs
+from ppo_support import EVERY_OP, agent, random_masks, random_obs
 
 DRAWS = 100_000
 
@@ -101,7 +101,7 @@ def test_log_probability_of_a_masked_choice_is_minus_infinity():
 def test_an_empty_mask_raises():
     """`ActionMasks` refuses it; emptied behind its back, acting refuses it too."""
     rng = np.random.default_rng(0)
-    it, obs, masks = agent(), random_obs(rng, 4), random_masks(rng, 4)
+    it, obs, masks = agent(spec=EVERY_OP), random_obs(rng, 4), random_masks(rng, 4)
     masks.op_EO[2] = False
     with pytest.raises(EsperError, match=r"member 2: head OP .* mask is empty"):
         it.act(obs, masks, it.initial_state(4), 0, 0)

@@ -12,7 +12,7 @@ from esper.leyline.actions import HEADS_BY_OP
 from esper.tamiyo.heads import Chooser, required_heads
 from esper.tamiyo.inputs import PolicyInputs
 from esper.tamiyo.network import PolicyState, _held_seed
-from ppo_support import SMALL, D, agent, masks_for, random_masks, random_obs, shaken
+from ppo_support import EVERY_OP, SMALL, D, agent, masks_for, random_masks, random_obs, shaken
 
 H = ActionHead
 EVERY_HEAD = frozenset(ActionHead)
@@ -69,7 +69,7 @@ def judge(it, masks, choices, epsilon=0.25, needed=EVERY_HEAD):
 
 @pytest.fixture(scope="module")
 def policy():
-    return shaken(agent())
+    return shaken(agent(spec=EVERY_OP))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def everything(policy):
 
 def test_probabilities_of_all_actions_sum_to_one(everything):
     choices, log_p, _ = everything
-    assert len(choices) == 47
+    assert len(choices) == 48
     assert float(log_p.exp().sum()) == pytest.approx(1.0, abs=1e-5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
 from esper.device.graphs import GraphCache, reason_against_graphs
 from esper.kasmina import OptimConfig
-from esper.leyline import SeedStage
+from esper.leyline import LifecycleOp, SeedStage
+from esper.leyline.context import ContextSpec
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.engine import VectorizedEngine
@@ -282,6 +284,18 @@ def test_many_episodes_of_random_growth_end_with_equal_weights(seed):
     spec = small_task(episode_length=25, batches_per_step=3)
     runs = run_both(spec, 2, lambda: random_policy(seed, spec), members=6, governor=CALM, seed=seed)
     assert_same_run(runs)
+
+
+def test_captured_batches_train_on_after_a_restart():
+    """Hosts drawn anew in place, outside the captured work."""
+    spec = replace(small_task(episode_length=6), context=ContextSpec(actions="grow+restart"))
+    runs = run_both(spec, 1, lambda: random_policy(3, spec), members=3, governor=CALM)
+    assert_same_run(runs)
+    engine, diary = runs[0]
+    assert engine.outcome().restarts_E.sum() > 1
+    assert engine.graph_report().replays > 0
+    anew = [r.decision.actions.op == LifecycleOp.RESTART for r in diary.records]
+    assert any(restarted_E.any() and not restarted_E.all() for restarted_E in anew)
 
 
 def test_rollbacks_continue_from_restored_values():

@@ -15,10 +15,11 @@ from itertools import product
 import numpy as np
 
 from esper.leyline.actions import (
-    CLASSIC_OPS,
     HEAD_CHOICES,
     HEADS_BY_OP,
+    OFFERED_OPS,
     ActionHead,
+    ActionSpace,
     LifecycleOp,
 )
 from esper.leyline.arrays import Bools, Ints
@@ -34,12 +35,12 @@ class FlatActions:
     Heads that an operation does not use are 0, so that every action occurs once.
     """
 
-    def __init__(self, fits_SK: Bools, frozen: Mapping[ActionHead, int], plans: bool) -> None:
-        """`fits_SK`: blueprints that fit a slot; `frozen`: heads with one choice; `plans`: whether
-        PLANT, STOP and CLOSE exist."""
+    def __init__(
+        self, fits_SK: Bools, frozen: Mapping[ActionHead, int], actions: ActionSpace
+    ) -> None:
+        """`fits_SK`: blueprints that fit a slot; `frozen`: heads with one choice."""
         self._fits_SK, self._frozen = fits_SK, frozen
-        ops = tuple(LifecycleOp) if plans else CLASSIC_OPS
-        rows = [row for op in ops for row in self._actions_of(op)]
+        rows = [row for op in OFFERED_OPS[actions] for row in self._actions_of(op)]
         self.table_NA: Ints = np.array(rows, dtype=np.int64)
         """Heads of each action."""
         self._index = {tuple(row): index for index, row in enumerate(rows)}

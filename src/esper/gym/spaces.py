@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
+from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp, op_choices
 from esper.leyline.arrays import Bools
 from esper.leyline.masks import ActionMasks
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA
-from esper.tamiyo.features import FEATURE_NAMES, batch_signals_to_features
+from esper.tamiyo.features import batch_signals_to_features, feature_names
 from esper.tamiyo.scripted import FIXED_MASK, fixed_mask
 
 FEATURE_BOUND: Final = 28.0
@@ -26,21 +26,22 @@ FEATURE_BOUND: Final = 28.0
 Flags = npt.NDArray[np.int8]
 
 
-def head_sizes(slots: int, blueprints: int) -> list[int]:
-    """Choices of each action head, in the order of `ActionHead`."""
+def head_sizes(slots: int, blueprints: int, restarts: bool = False) -> list[int]:
+    """Choices of each action head, in the order of `ActionHead`; `restarts`: RESTART exists."""
     sizes = {head: len(choices) for head, choices in HEAD_CHOICES.items()}
+    sizes |= {ActionHead.OP: op_choices(restarts)}
     sizes |= {ActionHead.SLOT: slots, ActionHead.BLUEPRINT: blueprints}
     return [sizes[head] for head in ActionHead]
 
 
-def action_space(slots: int, blueprints: int) -> spaces.MultiDiscrete:
+def action_space(slots: int, blueprints: int, restarts: bool = False) -> spaces.MultiDiscrete:
     """One choice per action head; heads that an operation does not use are ignored."""
-    return spaces.MultiDiscrete(np.array(head_sizes(slots, blueprints), dtype=np.int64))
+    return spaces.MultiDiscrete(np.array(head_sizes(slots, blueprints, restarts), dtype=np.int64))
 
 
-def observation_space(slots: int, blueprints: int) -> spaces.Dict:
+def observation_space(slots: int, blueprints: int, restarts: bool = False) -> spaces.Dict:
     """Features of the member, its slots and its candidates, and what the slots hold."""
-    names = FEATURE_NAMES
+    names = feature_names(restarts)
     return spaces.Dict(
         {
             "global": _box(len(names.whole)),
@@ -60,7 +61,7 @@ def observations(signals: TrainingSignals) -> dict[str, npt.NDArray[Any]]:
 
     `blueprints`: 0 for an empty slot, else 1 plus the index of its blueprint.
     """
-    features = batch_signals_to_features(signals)
+    features = batch_signals_to_features(signals, signals.context.restarts)
     return {
         "global": features.global_EG,
         "slots": features.slot_ESF,
@@ -69,24 +70,24 @@ def observations(signals: TrainingSignals) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def mask_arrays(masks: ActionMasks) -> dict[str, Flags]:
+def mask_arrays(masks: ActionMasks, restarts: bool = False) -> dict[str, Flags]:
     """Masks of all members as 0 and 1: per head, and which combinations are legal.
 
     A choice of a head is 1 if some legal action contains it. `op_slot` `[E, O, S]` and
     `slot_blueprint` `[E, S, K]` say which pairs are legal; all other heads are independent. Heads
     that no legal operation uses allow everything, because they are ignored.
     """
-    members = len(masks.op_EO)
+    members, ops = len(masks.op_EO), op_choices(restarts)
     slot_EOS = masks.slot_EOS & masks.op_EO[:, :, None] & _uses(ActionHead.SLOT)[:, None]
     blueprint_ESK = masks.blueprint_ESK & _growing_slots(masks)[:, :, None]
     found = {
-        "op": masks.op_EO,
+        "op": masks.op_EO[:, :ops],
         "slot": _or_all(slot_EOS),
         "blueprint": _or_all(blueprint_ESK),
     }
     for head in FIXED_MASK:
         found[head.name.lower()] = np.tile(fixed_mask(masks, head), (members, 1))
-    found |= {"op_slot": masks.slot_EOS, "slot_blueprint": masks.blueprint_ESK}
+    found |= {"op_slot": masks.slot_EOS[:, :ops], "slot_blueprint": masks.blueprint_ESK}
     return {name: values.astype(np.int8) for name, values in found.items()}
 
 

@@ -73,14 +73,15 @@ class EsperVectorEnv(VectorEnv[Observations, Ints, npt.NDArray[Any]]):
         self.num_envs, self.render_mode = num_envs, None
         self.engine = self._make_engine(0)
         slots, blueprints = len(self.task.slots), len(self.task.blueprints)
-        self.single_observation_space = observation_space(slots, blueprints)
-        self.single_action_space = action_space(slots, blueprints)
-        self._head_sizes = head_sizes(slots, blueprints)
+        sizes = slots, blueprints, self.task.context.restarts
+        self.single_observation_space = observation_space(*sizes)
+        self.single_action_space = action_space(*sizes)
+        self._head_sizes = head_sizes(*sizes)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         life = self.engine.env.model.lifecycle
         self.actions = FlatActions(
-            life.fits_SK, dict(self.population.frozen_heads), self.task.context.plans
+            life.fits_SK, dict(self.population.frozen_heads), self.task.context.actions
         )
         """Every action that can ever be legal."""
         self.masks: ActionMasks | None = None
@@ -177,7 +178,7 @@ class EsperVectorEnv(VectorEnv[Observations, Ints, npt.NDArray[Any]]):
         """What every observation comes with."""
         row = 0 if signals.planning else signals.step + 1
         found: Info = {
-            "action_mask": mask_arrays(masks),
+            "action_mask": mask_arrays(masks, self.task.context.restarts),
             "score": self.engine.episode.score_TE[row].copy(),
             "step": np.full(self.num_envs, signals.step),
             "planning": np.full(self.num_envs, signals.planning),

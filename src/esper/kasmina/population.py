@@ -500,6 +500,17 @@ class Population:
         """Make seeds permanent."""
         self.lifecycle.fossilize(members, self._slot(slot))
 
+    def restart(self, members: IntLike) -> None:
+        """Begin members anew: a fresh host, empty slots, no moments; all others stay as they are.
+
+        The k-th restart of a member draws from the stream of (seed, round, member, k).
+        """
+        e = self.lifecycle.restart(members)
+        index_N = self._index(e)
+        keys = self._keys(e, "host", "restart", self.lifecycle.restarts_E[e])
+        self.network.host.draw(keys, index_N)
+        self.trainer.restart_rows(index_N)
+
     def _allocate_bank(self, slot: int, kind: int) -> None:
         """Allocate a bank at its first use, after checking that its seeds can be computed."""
         fresh = (slot, kind) not in self.network.banks

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ class LifecycleOp(IntEnum):
     """Stop training for the rest of the episode; the member and its score stay as they are."""
     CLOSE = 8
     """Close an empty slot for the rest of the episode."""
+    RESTART = 9
+    """Begin anew: a fresh host, no seeds, no moments; the compute spent stays spent."""
 
 
 class BlendStyle(IntEnum):
@@ -96,14 +98,32 @@ HEADS_BY_OP: Final[Mapping[LifecycleOp, frozenset[ActionHead]]] = MappingProxyTy
         LifecycleOp.PLANT: frozenset({_H.OP, _H.SLOT, _H.BLUEPRINT}),
         LifecycleOp.STOP: frozenset({_H.OP}),
         LifecycleOp.CLOSE: frozenset({_H.OP, _H.SLOT}),
+        LifecycleOp.RESTART: frozenset({_H.OP}),
     }
 )
 """Heads each operation uses; the others contribute no log-probability and no entropy."""
 
 SLOT_OPS: Final = frozenset(op for op in LifecycleOp if _H.SLOT in HEADS_BY_OP[op])
-"""Operations that act on a slot; WAIT and STOP do not."""
+"""Operations that act on a slot; WAIT, STOP and RESTART do not."""
+ActionSpace = Literal["grow", "full", "grow+restart", "full+restart"]
 CLASSIC_OPS: Final = tuple(LifecycleOp)[: LifecycleOp.PLANT]
 """Operations without a plan phase: the action space of `ContextSpec.actions == "grow"`."""
+OFFERED_OPS: Final[Mapping[ActionSpace, tuple[LifecycleOp, ...]]] = MappingProxyType(
+    {
+        "grow": CLASSIC_OPS,
+        "full": tuple(LifecycleOp)[: LifecycleOp.RESTART],
+        "grow+restart": (*CLASSIC_OPS, LifecycleOp.RESTART),
+        "full+restart": tuple(LifecycleOp),
+    }
+)
+"""Operations that each action space has at some time of an episode."""
+
+
+def op_choices(restarts: bool) -> int:
+    """Choices of the OP head. Controllers that cannot restart have no output for RESTART, so that
+    those of action spaces without it do not depend on it."""
+    return len(LifecycleOp) if restarts else int(LifecycleOp.RESTART)
+
 
 HEAD_CHOICES: Final[Mapping[ActionHead, tuple[str, ...]]] = MappingProxyType(
     {
@@ -132,7 +152,7 @@ _LIMIT_A1: Final = np.array(
 """Largest index of each head."""
 
 NO_SLOT: Final = -1
-"""Slot index of an action without a slot (WAIT)."""
+"""Slot index of an action without a slot (WAIT, STOP, RESTART)."""
 
 
 class VetoReason(IntEnum):
@@ -165,10 +185,12 @@ class VetoReason(IntEnum):
     STOPPED = 12
     """The member has stopped training."""
     NOTHING_TRAINED = 13
-    """STOP: the member has not trained on a single batch yet."""
+    """STOP, RESTART: the member has not trained on a single batch since it began."""
     NOT_IN_PHASE = 14
     """PLANT outside the plan phase, another operation within it, or an operation that the context
     does not offer."""
+    TOO_LITTLE_LEFT = 15
+    """RESTART: less of the episode's compute is left than `ContextSpec.min_restart_left`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,17 +5,18 @@ dimensional. Enum members are written by name. JSON has no NaN or infinities: th
 the strings "NaN", "Infinity" and "-Infinity".
 
 Every field is written and must be there when it is read, also one with a default. Whoever adds,
-removes or renames a field of a file increases the file's schema.
+removes or renames a field of a file increases the file's schema. A field that is marked `LATER` may
+be missing: files of before it was added mean its default.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import (
     Final,
     Literal,
@@ -34,6 +35,8 @@ from esper.leyline.errors import EsperError, shown, unknown_name
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 MAX_INTEGER_BITS: Final = 128
 """Largest integer, in bits: Python refuses to print much longer ones."""
+LATER: Final[Mapping[str, bool]] = MappingProxyType({"later": True})
+"""Metadata of a field that older files lack."""
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _T = TypeVar("_T")
 _EnumT = TypeVar("_EnumT", bound=Enum)
@@ -105,12 +108,14 @@ def read_record(cls: type[_T], data: object, where: str, **narrowed: object) -> 
     for name in entries:
         if name not in hints:
             raise unknown_name("field", name, hints, f"in {where}")
+    later = {field.name for field in fields(cls) if field.metadata.get("later")}  # type: ignore[arg-type]
     for name in hints:
-        if name not in entries:
+        if name not in entries and name not in later:
             raise EsperError(f"{where}: field {name!r} is missing")
     build: Callable[..., _T] = cls
+    given = [name for name in hints if name in entries]
     return build(
-        **{name: from_json(hints[name], entries[name], f"{where}.{name}") for name in hints}
+        **{name: from_json(hints[name], entries[name], f"{where}.{name}") for name in given}
     )
 
 

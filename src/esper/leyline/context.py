@@ -9,17 +9,18 @@ Shape letters: E members, S slots, K blueprints.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from esper.leyline.actions import ActionSpace
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
+from esper.leyline.codec import LATER
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.prices import ScoreConstants
 
-ActionSpace = Literal["grow", "full"]
 ClockKind = Literal["steps", "compute"]
 
 
@@ -58,7 +59,7 @@ class ContextSpec:
     """Distribution of contexts."""
 
     actions: ActionSpace = "grow"
-    """`full` adds the plan phase, STOP and CLOSE."""
+    """`full` adds the plan phase, STOP and CLOSE; `grow+restart` and `full+restart` add RESTART."""
     clock: ClockKind = "steps"
     """`steps`: every member trains all batches of a step. `compute`: a step is an equal share of
     the member's compute budget, so a larger network trains fewer batches."""
@@ -84,6 +85,9 @@ class ContextSpec:
     """Per round, log-uniform: share of the training data that is used."""
     label_noise: Range = NONE
     """Per round, uniform: share of training labels replaced by random ones."""
+    min_restart_left: float = field(default=0.25, metadata=LATER)
+    """RESTART is legal while at least this share of the member's compute is left: of its budget
+    with the compute clock, else of the steps."""
 
     def __post_init__(self) -> None:
         for name, choices in (("actions", ActionSpace), ("clock", ClockKind)):
@@ -95,7 +99,7 @@ class ContextSpec:
         for name, values in positive.items():
             if values.low <= 0:
                 raise EsperError(f"context {name} from {values.low:g}: must be above 0")
-        for name in ("capped", "permuted"):
+        for name in ("capped", "permuted", "min_restart_left"):
             _require_share(name, Range(getattr(self, name), getattr(self, name)))
         for name in ("cap", "data_share", "label_noise"):
             _require_share(name, getattr(self, name))
@@ -113,7 +117,12 @@ class ContextSpec:
     @property
     def plans(self) -> bool:
         """Whether episodes begin with a plan phase."""
-        return self.actions == "full"
+        return self.actions.startswith("full")
+
+    @property
+    def restarts(self) -> bool:
+        """Whether members may begin anew."""
+        return self.actions.endswith("+restart")
 
     @property
     def varies_rounds(self) -> bool:
@@ -231,6 +240,8 @@ class ContextSignals(ArrayStruct):
 
     plans: bool
     """Episodes begin with a plan phase; STOP and CLOSE exist."""
+    restarts: bool
+    """RESTART exists."""
     constants: ScoreConstants
     """The task's price of growth, before `price_E`."""
     price_E: Doubles
@@ -250,6 +261,10 @@ class ContextSignals(ArrayStruct):
     cost_E: Doubles
     """Training cost of a batch relative to the host's."""
     stopped_E: Bools
+    restarts_E: Ints
+    """Restarts of the member in this episode."""
+    began_E: Ints
+    """Step in which the member began, or began anew."""
     groups: int
     """Number of classes."""
     chance_accuracy: float

@@ -33,7 +33,8 @@ class ActionMasks(ArrayStruct):
     op_EO: Bools
     """Operations legal in at least one slot; WAIT always is."""
     slot_EOS: Bools
-    """Slots in which the chosen operation is legal. The rows of WAIT and STOP are ignored."""
+    """Slots in which the chosen operation is legal. The rows of WAIT, STOP and RESTART are
+    ignored."""
     blueprint_ESK: Bools
     """Blueprints that fit the chosen slot within the member's caps."""
     style_Y: Bools

@@ -16,8 +16,11 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
+import numpy as np
+
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Floats, Ints
+from esper.leyline.codec import LATER
 
 UNSIGNED: Final[Mapping[str, bool]] = MappingProxyType({"unsigned": True})
 """Metadata of an integer field that needs all 64 bits unsigned."""
@@ -121,6 +124,8 @@ class PruneCause(IntEnum):
 
     CONTROLLER = 0
     ROLLBACK = 1
+    RESTART = 2
+    """The whole member began anew."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,9 +183,15 @@ class EpisodeOutcome(Payload):
     germinated_E: Ints
     fossilized_E: Ints
     pruned_E: Ints
+    """Seeds that left their slot for any `PruneCause`."""
     rollbacks_E: Ints
     blueprint_ES: Ints
     """Topology to export: blueprint per slot, -1 if empty."""
+    restarts_E: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64), metadata=LATER)
+
+    def __post_init__(self) -> None:
+        if not self.restarts_E.size:  # a file of before there were restarts
+            object.__setattr__(self, "restarts_E", np.zeros_like(self.member_E))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -145,6 +145,20 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MemberRestarted(Payload):
+    """Members that began anew at the end of a step."""
+
+    member_N: Ints
+    restart_N: Ints
+    """1 for the member's first restart of the episode, 2 for the next."""
+    score_N: Doubles
+    """Score that was given up."""
+    seeds_removed_N: Ints
+    spent_N: Doubles
+    """Share of the compute budget spent, 0..1; it stays spent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class BatchSummary(Payload):
     """Summary of one round; the payload of ROUND_COMPLETED."""
 

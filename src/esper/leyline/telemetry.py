@@ -15,7 +15,7 @@ from typing import Final
 from esper.leyline import payloads as p
 from esper.leyline.codec import Json, read_enum, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.records import BatchSummary
+from esper.leyline.records import BatchSummary, MemberRestarted
 
 SCHEMA_VERSION: Final = 1
 """Increase when an event type or payload changes so that older readers would misread it."""
@@ -75,6 +75,7 @@ class TelemetryEventType(Enum):
     SEED_GATE_EVALUATED = (p.SeedGateEvaluated, TelemetryLevel.DEBUG)
     SEED_FOSSILIZED = (p.SeedFossilized, TelemetryLevel.NORMAL)
     SEED_PRUNED = (p.SeedPruned, TelemetryLevel.NORMAL)
+    MEMBER_RESTARTED = (MemberRestarted, TelemetryLevel.NORMAL)
     COUNTERFACTUALS_MEASURED = (p.CounterfactualsMeasured, TelemetryLevel.NORMAL)
     COUNTERFACTUAL_UNAVAILABLE = (p.CounterfactualUnavailable, TelemetryLevel.DEBUG)
     PPO_UPDATED = (p.PPOUpdated, TelemetryLevel.NORMAL)

@@ -29,7 +29,7 @@ from esper.simic.agent.agent import Act, PPOAgent
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.update_passes import run_ppo_updates
 from esper.tamiyo.curve import draw_hidden, hide_curve
-from esper.tamiyo.features import FEATURE_NAMES, batch_signals_to_features
+from esper.tamiyo.features import batch_signals_to_features, feature_names
 from esper.tamiyo.inputs import Observation
 from esper.tamiyo.network import PolicyState
 from esper.tamiyo.network_config import PolicySpec
@@ -46,10 +46,10 @@ class ActingMode(Enum):
     """Most likely choice of each head; nothing stored."""
 
 
-def policy_spec() -> PolicySpec:
-    """`PolicySpec` of this version's features."""
-    names = FEATURE_NAMES
-    return PolicySpec(len(names.whole), len(names.slot), len(names.candidate))
+def policy_spec(restarts: bool = False) -> PolicySpec:
+    """`PolicySpec` of this version's features; `restarts`: members may begin anew."""
+    names = feature_names(restarts)
+    return PolicySpec(len(names.whole), len(names.slot), len(names.candidate), restarts)
 
 
 class SimicClient:
@@ -131,7 +131,7 @@ class SimicClient:
         if mode is ActingMode.LEARN and not self.hide_curve:
             dropout = self.agent.config.curve_dropout
             hidden_E = draw_hidden(dropout, self.agent.seed, obs.round_index, members)
-        return batch_signals_to_features(hide_curve(obs, hidden_E))
+        return batch_signals_to_features(hide_curve(obs, hidden_E), self.agent.spec.restarts)
 
     def compute_reward(self, inputs: RewardInputs) -> tuple[Doubles, RewardComponentsTelemetry]:
         """Reward `[E]` of a step and its components."""

@@ -20,7 +20,7 @@ of a candidate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
@@ -28,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline.actions import AlphaMode, BlendStyle, LifecycleOp
+from esper.leyline.actions import OFFERED_OPS, AlphaMode, BlendStyle, LifecycleOp
 from esper.leyline.arrays import Doubles, Floats
 from esper.leyline.signals import HISTORY_LENGTH, NO_BLUEPRINT, TrainingSignals
 from esper.leyline.stages import SeedStage
@@ -65,10 +65,11 @@ class _Feature:
     """Name of a feature of the same table to subtract; 0 where what was read is NaN."""
 
 
-def batch_signals_to_features(signals: TrainingSignals) -> Observation:
-    """Compute the features of all members, in the order of `FEATURE_NAMES`."""
+def batch_signals_to_features(signals: TrainingSignals, restarts: bool = False) -> Observation:
+    """Compute the features of all members, in the order of `feature_names(restarts)`."""
     shape_ESK = signals.candidates.fits_ESK.shape
     whole, slot, candidate = _COLUMNS
+    whole = _WITH_RESTARTS if restarts else whole
     return Observation(
         global_EG=whole.read(signals, shape_ESK[:1]),
         slot_ESF=slot.read(signals, shape_ESK[:2]),
@@ -287,6 +288,13 @@ def _steps_left(s: TrainingSignals) -> int:
     return s.episode_length - (0 if s.planning else s.step + 1)
 
 
+def _progress_since_restart(s: TrainingSignals) -> Doubles:
+    """Share of the member's learning-rate schedule that is over."""
+    began_E = s.context.began_E
+    done_E = 0 if s.planning else s.step + 1 - began_E
+    return np.asarray(done_E / (s.episode_length - began_E))
+
+
 def _last_op(op: LifecycleOp) -> _Feature:
     code = int(op)
     return _Feature(f"last_{op.name.lower()}", lambda s: s.last_op_E == code)
@@ -367,13 +375,20 @@ GLOBAL_FEATURES: Final[tuple[_Feature, ...]] = (
     _size("params_over_host", "params_over_host_E"),
     _size("macs_over_host", "macs_over_host_E"),
     _size("seed_budget_left", "seed_budget_left_E"),
-    *(_last_op(op) for op in LifecycleOp),
+    *(_last_op(op) for op in OFFERED_OPS["full"]),
     _share("last_executed", "last_executed_E"),
     _size("governor_strikes", "governor_strikes_E"),
     _size("rollbacks", "rollbacks_E"),
     _size("steps_since_snapshot", "steps_since_snapshot_E"),
 )
 """Features of a member."""
+
+RESTART_FEATURES: Final[tuple[_Feature, ...]] = (
+    _last_op(LifecycleOp.RESTART),
+    _size("restarts", "context.restarts_E"),
+    _Feature("progress_since_restart", _progress_since_restart, share),
+)
+"""Further features of a member for controllers that may restart it."""
 
 SLOT_FEATURES: Final[tuple[_Feature, ...]] = (
     *(_stage(stage) for stage in SeedStage if stage not in UNSEEN_STAGES),
@@ -445,4 +460,12 @@ FEATURE_NAMES: Final = _FeatureNames(
 )
 """Column names of an `Observation`."""
 
+
+def feature_names(restarts: bool = False) -> _FeatureNames:
+    """Column names of an `Observation`, with those for controllers that may restart members."""
+    added = tuple(feature.name for feature in RESTART_FEATURES) if restarts else ()
+    return replace(FEATURE_NAMES, whole=FEATURE_NAMES.whole + added)
+
+
 _COLUMNS: Final = tuple(map(_Columns, (GLOBAL_FEATURES, SLOT_FEATURES, CANDIDATE_FEATURES)))
+_WITH_RESTARTS: Final = _Columns(GLOBAL_FEATURES + RESTART_FEATURES)

@@ -83,9 +83,11 @@ class ActionHeads(nn.Module):
     head_used_OA: Tensor
 
     def __init__(self, width: int, embedding: int, op_prior: Sequence[float]) -> None:
-        """`op_prior`: initial logit bias of each operation."""
+        """`op_prior`: initial logit bias of each operation; those beyond it are never chosen."""
         super().__init__()
-        sizes = {head.name: len(HEAD_CHOICES[head]) for head in (ActionHead.OP, *FIXED_HEADS)}
+        self.ops = len(op_prior)
+        sizes = {ActionHead.OP.name: self.ops}
+        sizes |= {head.name: len(HEAD_CHOICES[head]) for head in FIXED_HEADS}
         outputs = sizes | {ActionHead.SLOT.name: width, ActionHead.BLUEPRINT.name: embedding}
         self.hidden = nn.ModuleDict({head.name: nn.Linear(width, width) for head in ActionHead})
         self.output = nn.ModuleDict({h.name: nn.Linear(width, outputs[h.name]) for h in ActionHead})
@@ -144,7 +146,8 @@ class ActionHeads(nn.Module):
             log_probs.append(torch.where(used, distribution.log_prob(choice), 0.0))
             entropies.append(torch.where(used, distribution.entropy(), 0.0))
             if head is ActionHead.OP:
-                used_A, op_p_O = self.head_used_OA[choice], distribution.p_C
+                used_A = self.head_used_OA[choice]
+                op_p_O = nn.functional.pad(distribution.p_C, (0, len(LifecycleOp) - self.ops))
             elif head is ActionHead.SLOT:
                 keys_KB = _slot_keys(keys_SKB, choice)
             if head is not LAST_HEAD:
@@ -177,7 +180,7 @@ class ActionHeads(nn.Module):
         `choices` is indexed by `.value`: torch.compile does not support an enum index.
         """
         if head is ActionHead.OP:
-            return masks.op_O
+            return masks.op_O[..., : self.ops]
         if head is ActionHead.SLOT:
             return _row(masks.slot_OS, choices[ActionHead.OP.value])
         if head is ActionHead.BLUEPRINT:

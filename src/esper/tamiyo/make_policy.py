@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from esper.leyline.actions import ActionSpace
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
@@ -88,7 +89,8 @@ def spec_for(parsed: ParsedPolicy, spec: TaskSpec) -> TaskSpec:
 
 def with_plan_phase(spec: TaskSpec) -> TaskSpec:
     """The same task with a plan phase and STOP."""
-    return replace(spec, context=replace(spec.context, actions="full"))
+    actions: ActionSpace = "full+restart" if spec.context.restarts else "full"
+    return replace(spec, context=replace(spec.context, actions=actions))
 
 
 def require_standalone(parsed: ParsedPolicy) -> None:

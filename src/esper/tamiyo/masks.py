@@ -6,6 +6,7 @@ Shape letters: E members, S slots, O operations, K blueprints, C choices of one 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,6 +51,15 @@ def build_masks(
         alpha_curve_U=_fixed_head_mask(ActionHead.ALPHA_CURVE, frozen),
     )
     return read_only(masks)
+
+
+def without_restart(masks: ActionMasks) -> ActionMasks:
+    """The masks for a policy that does not know RESTART."""
+    if not masks.op_EO[:, LifecycleOp.RESTART].any():
+        return masks
+    op_EO = masks.op_EO.copy()
+    op_EO[:, LifecycleOp.RESTART] = False
+    return read_only(replace(masks, op_EO=op_EO))
 
 
 def forced_members(masks: ActionMasks) -> Bools:

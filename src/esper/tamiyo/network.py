@@ -87,7 +87,7 @@ class PolicyNetwork(nn.Module):
         self.encode_slot = _mlp(spec.slot_features + spec.candidate_features + embedding, width)
         self.attention = _SlotAttention(width, config.attention_heads)
         self.core = nn.LSTM(width, width) if config.core == "lstm" else nn.Linear(width, width)
-        self.heads = ActionHeads(width, embedding, config.op_prior)
+        self.heads = ActionHeads(width, embedding, config.op_prior[: spec.ops])
         self.value = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
         self._initialise()
 

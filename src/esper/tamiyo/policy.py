@@ -156,6 +156,11 @@ class Policy:
         op_E = np.where(self._members(where), int(LifecycleOp.STOP), int(LifecycleOp.WAIT))
         return build_actions(op_E, np.zeros_like(op_E), {})
 
+    def restart(self, where: Where) -> ActionSpec:
+        """Begin anew: a fresh host without seeds; the compute spent stays spent."""
+        op_E = np.where(self._members(where), int(LifecycleOp.RESTART), int(LifecycleOp.WAIT))
+        return build_actions(op_E, np.zeros_like(op_E), {})
+
     def first(self, *choices: ActionSpec) -> ActionSpec:
         """For each member, the first of these actions that is legal and not WAIT."""
         chosen = self.wait()

@@ -126,7 +126,7 @@ def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None
 
 
 def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools) -> Codes:
-    """Stage of the slot each action targets; -1 for WAIT and STOP."""
+    """Stage of the slot each action targets; -1 for WAIT, STOP and RESTART."""
     stage_E = population.lifecycle.stage_ES[np.arange(actions.members), actions.slot]
     return np.where(targets_slot_E, stage_E, np.int8(-1))
 
@@ -144,12 +144,18 @@ def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bo
     return veto_E
 
 
+def _members_of(actions: ActionSpec, legal_E: Bools) -> dict[LifecycleOp, Ints]:
+    """Members that chose each operation and may do it."""
+    nobody: Ints = np.zeros(0, dtype=np.int64)
+    found = dict.fromkeys(LifecycleOp, nobody)
+    for op in np.unique(actions.op[legal_E]):
+        found[LifecycleOp(op)] = np.flatnonzero(legal_E & (actions.op == op))
+    return found
+
+
 def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
     """Apply each operation to all members that chose it, in one call."""
-    nobody: Ints = np.zeros(0, dtype=np.int64)
-    members_of = dict.fromkeys(LifecycleOp, nobody)
-    for op in np.unique(actions.op[legal_E]):
-        members_of[LifecycleOp(op)] = np.flatnonzero(legal_E & (actions.op == op))
+    members_of = _members_of(actions, legal_E)
     if (e := members_of[_Op.GERMINATE]).size:
         population.germinate(
             e,
@@ -173,14 +179,20 @@ def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
     if (e := members_of[_Op.PRUNE]).size:
         speed = _SPEEDS[actions.alpha_speed[e]]
         population.prune(e, actions.slot[e], speed=speed, curve=actions.alpha_curve[e])
-    if (e := members_of[_Op.FOSSILIZE]).size:
-        population.fossilize(e, actions.slot[e])
     if (e := members_of[_Op.PLANT]).size:
         population.plant(e, actions.slot[e], actions.blueprint[e], prunable=True)
+    if (e := members_of[_Op.FOSSILIZE]).size:
+        population.fossilize(e, actions.slot[e])
     if (e := members_of[_Op.CLOSE]).size:
         population.lifecycle.close(e, actions.slot[e])
-    if (e := members_of[_Op.STOP]).size:
-        population.lifecycle.stop(e)
+    for op, act in _member_operations(population).items():
+        if (e := members_of[op]).size:
+            act(e)
+
+
+def _member_operations(population: Population) -> dict[LifecycleOp, Callable[[Ints], None]]:
+    """What operations without a slot call."""
+    return {_Op.STOP: population.lifecycle.stop, _Op.RESTART: population.restart}
 
 
 def bootstrap_targets(signals: TrainingSignals, rolled_back_E: Bools) -> BootstrapTargets:

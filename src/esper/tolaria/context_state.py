@@ -43,6 +43,9 @@ from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.compute_clock import ComputeClock
 
+_ROUNDING = 1e-9
+"""Tolerance for shares of the compute that should be equal."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawLimits:
@@ -113,6 +116,8 @@ class ContextState:
         self.chance: Chance = chance_of(task, self.round, self._constant_loss)
         self.samples = len(data.train)
         """Training samples in use."""
+        self.began_E: Ints = np.zeros(members, dtype=np.int64)
+        """Step in which each member began, or began anew: its learning rates count from there."""
 
     def _measure_candidates(self) -> None:
         """Sizes of the seeds that could be grown, which are the same in every round."""
@@ -147,6 +152,7 @@ class ContextState:
         self.samples = train_samples(self.task, self.data, self.round)
         if self.clock is not None:
             self.clock.reset(self.round.budget)
+        self.began_E = np.zeros_like(self.began_E)
         self._data_seed, self._round_index = hidden_seed, round_index
         return spec.changes_data
 
@@ -179,6 +185,19 @@ class ContextState:
         training_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
         return self.training_costs.relative(life.blueprint_ES, life.alpha_ES, training_ES)
 
+    # ---- restarts -----------------------------------------------------------------------------
+
+    def update_restartable(self, step: int) -> None:
+        """After the training of a step: let members restart that have enough compute left."""
+        passed_E = np.full(self.began_E.shape, (step + 1) / self.task.episode_length)
+        left_E = 1.0 - (passed_E if self.clock is None else self.clock.share_E)
+        enough_E = left_E >= self.spec.min_restart_left - _ROUNDING
+        self.population.lifecycle.restartable_E = enough_E & self.spec.restarts
+
+    def settle_restarts(self, step: int, restarted_E: Bools) -> None:
+        """Count the learning rates of members that restarted after a step from the next one on."""
+        self.began_E = np.where(restarted_E, step + 1, self.began_E)
+
     # ---- observations -------------------------------------------------------------------------
 
     def observe(self, spent_E: Doubles, slots: SlotReports) -> tuple[ContextSignals, Candidates]:
@@ -191,6 +210,7 @@ class ContextState:
         params_E, macs_E = costs.reserved(life.blueprint_ES, life.style_ES)
         return ContextSignals(
             plans=self.spec.plans,
+            restarts=self.spec.restarts,
             constants=self.constants,
             price_E=self.members.price_E,
             learning_rate_E=self.members.learning_rate_E,
@@ -202,6 +222,8 @@ class ContextState:
             spent_E=spent_E,
             cost_E=cost_E,
             stopped_E=life.stopped_E.copy(),
+            restarts_E=life.restarts_E.copy(),
+            began_E=self.began_E,
             groups=self.chance.groups,
             chance_accuracy=self.chance.accuracy,
             chance_loss=self.chance.loss,

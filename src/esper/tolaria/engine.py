@@ -397,11 +397,12 @@ class VectorizedEngine:
                 truncated=cut,
                 context=self.context if self.context.spec != FIXED else None,
             )
-            stopped_E = (decision.actions.op == LifecycleOp.STOP) & result.outcome.executed
-            self.episode.settle_stops(self.step + 1, stopped_E)
-            fossilized_E = (decision.actions.op == LifecycleOp.FOSSILIZE) & result.outcome.executed
+            done_E = np.where(result.outcome.executed, decision.actions.op, int(LifecycleOp.WAIT))
+            self.episode.settle_stops(self.step + 1, done_E == LifecycleOp.STOP)
+            self.context.settle_restarts(self.step, done_E == LifecycleOp.RESTART)
+            env.settle_restarts(done_E == LifecycleOp.RESTART)
             env.governor.after_actions(
-                self.step, fossilized_E, self.episode.score_TE[self.step + 1]
+                self.step, done_E == LifecycleOp.FOSSILIZE, self.episode.score_TE[self.step + 1]
             )
             env.record_actions(decision.actions, result.outcome)
             env.reset_lstm_hidden(client, verdicts.rolled_back_E)
@@ -542,6 +543,7 @@ class VectorizedEngine:
         gradients_ES = self._gradients(measured.activation_grad_ES)
         metrics = StepMetrics(*values, tracked, train.accuracy_E, gradients_ES)
         signals = self.observer.observe(self.step, metrics, self._status())
+        self.context.update_restartable(self.step)
         legal_ESO = life.legal_ops()
         if self.step == self.spec.episode_length - 1:  # the effect would never be scored
             legal_ESO[..., LifecycleOp.WAIT + 1 :] = False

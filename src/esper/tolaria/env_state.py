@@ -177,6 +177,11 @@ class ParallelEnvState:
         self.successes[self.env_idx, actions.op] += outcome.executed
         self.last_action, self.last_outcome = actions, outcome
 
+    def settle_restarts(self, restarted_E: Bools) -> None:
+        """Forget the learning curves of members that began anew; the policy remembers them."""
+        self.governor.after_restarts(restarted_E)
+        self.signal_tracker.reset(restarted_E)
+
     def reset_lstm_hidden(self, client: PolicyProtocol[Any], reset_E: Bools | None = None) -> None:
         """Reset the policy's state, of all members or the masked ones."""
         if reset_E is None:

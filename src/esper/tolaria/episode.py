@@ -87,13 +87,15 @@ class EpisodeTracker:
     def with_idle_members(self, step: int, train: TrainMeasurements) -> TrainMeasurements:
         """Repeat the last train loss of members that trained on no batch of this step.
 
-        Before their first batch it is the validation loss of the fresh member.
+        Before their first batch, also after a restart, it is the validation loss of the member as
+        the episode began.
         """
         idle_E = train.batches_E == 0
         if not idle_E.any():
             return train
         last_E = self.train_loss_TE[step]
-        last_E = np.where(np.isfinite(last_E), last_E, self.loss_TE[0])
+        known_E = np.isfinite(last_E) & self._life.trained_E
+        last_E = np.where(known_E, last_E, self.loss_TE[0])
         idle_ES = idle_E[:, None] & np.isnan(train.grad_norm_ES)
         return replace(
             train,
@@ -287,4 +289,5 @@ class EpisodeTracker:
             pruned_E=(life.births_ES - life.occupied()).sum(axis=1),
             rollbacks_E=rollbacks_E.copy(),
             blueprint_ES=exported_ES,
+            restarts_E=life.restarts_E.copy(),
         )

@@ -189,6 +189,15 @@ class TolariaGovernor:
         fossilized_E = self._per_member("fossilized_E", fossilized_E).astype(np.bool_)
         self._snapshot(fossilized_E & np.isfinite(score_E), step, score_E)
 
+    def after_restarts(self, restarted_E: Bools) -> None:
+        """Forget the past of members that began anew; their next good step is snapshotted.
+
+        A fresh member has no score yet. Until it has one, a rollback leads back to before the
+        restart.
+        """
+        self._forget(restarted_E)
+        self._good_steps_E[restarted_E] = self.config.snapshot_steps - 1
+
     def steps_since_snapshot(self, step: int) -> Ints:
         """`[E]`: steps that a rollback at `step` would lose."""
         return np.asarray(step - self.snapshot_step_E)
@@ -224,11 +233,15 @@ class TolariaGovernor:
         """Restore members from their snapshots and clear their state; returns seeds removed."""
         pruned_E = self._snapshots.restore(mask_E)
         self.rollbacks_E = self.rollbacks_E + mask_E
+        self._forget(mask_E)
+        return pruned_E
+
+    def _forget(self, mask_E: Bools) -> None:
+        """Clear the state of members whose weights were replaced."""
         self.strikes_E[mask_E] = 0
         self._window_EW[mask_E] = np.nan
         self._learnt_E[mask_E] = False  # the snapshot may predate it
         self._good_steps_E[mask_E] = 0
-        return pruned_E
 
     def _record_good_steps(self, good_E: Bools, val_loss_E: Floats, accuracy_E: Floats) -> None:
         """Update the windows of members with a good step."""

@@ -27,6 +27,7 @@ from esper.leyline.payloads import (
     SlotPayload,
 )
 from esper.leyline.signals import GateSignals, SlotReports
+from esper.leyline.stage_masks import IS_OCCUPIED
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, Gate, SeedStage
 
 _P = TypeVar("_P", bound=SlotPayload)
@@ -60,8 +61,9 @@ class SlotEventCollector:
     ) -> SlotReports:
         """Collect changes since the previous call; returns the current slots.
 
-        `cause`: recorded for pruned seeds. `counted`: `population.end_step` ran in between, so a
-        stage that ended lasted one step longer than last reported.
+        `cause`: recorded for pruned seeds; those of members that restarted leave an empty slot
+        without a cooldown, and have that cause. `counted`: `population.end_step` ran in
+        between, so a stage that ended lasted one step longer than last reported.
         """
         now, life = self.population.slot_reports(), self.population.lifecycle
         born_ES = life.births_ES != self._births_ES
@@ -71,11 +73,12 @@ class SlotEventCollector:
         if moved_ES.any():
             self._pending.append(_changed(moved_ES, self._last, now, int(counted)))
             fossil_ES = moved_ES & (now.stage_ES == SeedStage.FOSSILIZED)
-            pruned_ES = moved_ES & (now.stage_ES == SeedStage.PRUNED)
+            pruned_ES = IS_OCCUPIED[self._last.stage_ES] & ~IS_OCCUPIED[now.stage_ES]
             if fossil_ES.any():
                 self._pending.append(_fossilized(fossil_ES, now))
             if pruned_ES.any():
-                self._pending.append(_pruned(pruned_ES, self._last, cause))
+                cause_ES = np.where(now.stage_ES == SeedStage.DORMANT, PruneCause.RESTART, cause)
+                self._pending.append(_pruned(pruned_ES, self._last, cause_ES))
         self._last, self._births_ES = now, life.births_ES.copy()
         return now
 
@@ -168,7 +171,7 @@ def _fossilized(mask_ES: Bools, now: SlotReports) -> SeedFossilized:
     )
 
 
-def _pruned(mask_ES: Bools, last: SlotReports, cause: PruneCause) -> SeedPruned:
+def _pruned(mask_ES: Bools, last: SlotReports, cause_ES: Ints) -> SeedPruned:
     """Event of pruned seeds, from the reports before the removal."""
     at = _positions(mask_ES)
     return SeedPruned(
@@ -176,7 +179,7 @@ def _pruned(mask_ES: Bools, last: SlotReports, cause: PruneCause) -> SeedPruned:
         slot_N=at[1],
         blueprint_N=last.blueprint_ES[at],
         stage_before_N=last.stage_ES[at],
-        cause_N=np.full(len(at[0]), cause, dtype=np.int8),
+        cause_N=cause_ES[at].astype(np.int8),
         age_N=last.age_ES[at],
         contribution_N=last.contribution_ES[at],
         contribution_se_N=last.contribution_se_ES[at],

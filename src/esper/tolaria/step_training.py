@@ -3,7 +3,8 @@
 Without a clock every member trains on all of them, in lockstep. With the compute clock each member
 trains on as many as it can afford; in the others it is masked.
 
-Shape letters: E members, S slots, M batches of a step.
+Shape letters: E members, S slots, M batches of a step, R the two learning rates, U distinct
+beginnings.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from esper.device.graphs import GraphCache
 from esper.device.upload import upload
 from esper.kasmina.activation_gradients import slot_gradient_norms
-from esper.leyline.arrays import Bools
+from esper.leyline.arrays import Bools, Doubles
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.batch_ops import process_train_batch
 from esper.tolaria.context_state import ContextState
@@ -51,6 +52,8 @@ class StepTrainer:
         self._autocast = autocast
         self._last: tuple[Tensor, Tensor] | None = None
         """The last batch of the step."""
+        self._rates_RE: Doubles = np.zeros((2, env.members))
+        """Learning rates of the last step."""
 
     def run(self, step: int) -> None:
         """Train on the batches of a step; call `population.begin_step` first."""
@@ -107,9 +110,14 @@ class StepTrainer:
 
     def _set_learning_rates(self, step: int) -> None:
         """Set the learning rates of this step; uploads them only if they change."""
+        rates_RE = self._learning_rates(step)
+        if step == 0 or not np.array_equal(rates_RE, self._rates_RE):
+            self.env.model.set_rates(*rates_RE)
+        self._rates_RE = rates_RE
+
+    def _learning_rates(self, step: int) -> Doubles:
+        """Host and seed rates `[R, E]`: the schedule over what was left when a member began."""
+        began_U, place_E = np.unique(self.context.began_E, return_inverse=True)
         optim, length = self.spec.optim, self.spec.episode_length
-        rates = optim.rates_at(step, length)
-        if step == 0 or rates != optim.rates_at(step - 1, length):
-            factor_E = self.context.members.learning_rate_E
-            same = (factor_E == 1.0).all()
-            self.env.model.set_rates(*(rates if same else (rate * factor_E for rate in rates)))
+        rates_UR = [optim.rates_at(step - began, length - began) for began in began_U.tolist()]
+        return np.array(rates_UR)[place_E].T * self.context.members.learning_rate_E

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from esper.leyline.actions import LifecycleOp
+from esper.leyline.actions import NO_SLOT, LifecycleOp
 from esper.leyline.stages import SeedStage
 from esper.tasks.scoring import upkeep
 from reward_support import HOST_PARAMS, RULE, SEED_SHARE, pay, reward_of, step_inputs, totals
@@ -289,3 +289,26 @@ def test_an_action_that_was_vetoed_pays_nothing():
     )  # fmt: skip
     inputs.outcome.veto[0] = 8
     assert reward_of("escrow", advance=0.0)(inputs)[0][0] == 0
+
+
+def test_a_restart_takes_back_what_escrow_paid_for_permanent_seeds():
+    """Otherwise fossilise, restart, fossilise would be paid again and again."""
+    reward, stage = reward_of("escrow"), SeedStage
+    held = {"contribution_ES": [[0.4, np.nan]], "contribution_before_ES": [[0.4, np.nan]]}
+    story = [
+        step_inputs(0, 4, stage_ES=[[stage.HOLDING, stage.DORMANT]], **held),
+        step_inputs(
+            1, 4, stage_ES=[[stage.HOLDING, stage.DORMANT]], op=LifecycleOp.FOSSILIZE,
+            target_slot=0, **held,
+        ),
+        step_inputs(
+            2, 4, stage_ES=[[stage.FOSSILIZED, stage.DORMANT]], op=LifecycleOp.RESTART,
+            target_slot=NO_SLOT, **held,
+        ),
+        step_inputs(3, 4, stage_ES=[[stage.DORMANT, stage.DORMANT]]),
+    ]  # fmt: skip
+    paid = pay(reward, story)
+    parts = [[float(p.part(n)[0]) for n in ("advance", "payout", "clawback")] for p in paid]
+    assert parts[1][1] > 0
+    assert parts[2][2] == pytest.approx(-sum(map(sum, parts[:2])))
+    assert np.sum(parts) == pytest.approx(0.0, abs=1e-12)

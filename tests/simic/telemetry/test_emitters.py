@@ -382,12 +382,12 @@ def test_mask_stats_of_a_step_by_hand():
     actions = ActionSpec.wait(2)
     actions.op[:] = LifecycleOp.WAIT, LifecycleOp.GERMINATE
     actions.slot[:] = 99, 1
-    stats = MaskStats.of(masks, actions)
+    stats = MaskStats.of(masks, actions, restarts=True)
     head = ActionHead
     #                               op slot blueprint style tempo target speed curve
     assert stats.steps_A.tolist() == [2, 1, 1, 1, 1, 1, 0, 1]
     assert stats.forced_A.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
-    assert stats.masked_A[head.OP] == pytest.approx(8 / 9)
+    assert stats.masked_A[head.OP] == pytest.approx(9 / 10)
     assert stats.masked_A[head.SLOT] == pytest.approx(1 / 2)
     assert stats.masked_A[head.BLUEPRINT] == pytest.approx(3 / 4)
     assert stats.masked_A[head.TEMPO] == pytest.approx(1 / 3)

@@ -63,11 +63,13 @@ def _learning(run: Path) -> Section:
     scores = Series("score", tuple((p.round + 1.0, p.score) for p in rounds))
     accuracy = Series("accuracy, held out", tuple((p.round + 1.0, p.accuracy) for p in rounds))
     head = ("round", "score (95 %)", "accuracy (95 %)", "train accuracy", "added parameters",
-            "seeds grown", "made permanent", "pruned", "rollbacks", "seconds")  # fmt: skip
+            "seeds grown", "made permanent", "pruned", "rollbacks", "restarts",
+            "seconds")  # fmt: skip
     rows = [
         (str(p.round + 1), interval(p.score), interval(p.accuracy), number(p.train_accuracy),
          number(p.added_params, ",.0f"), number(p.germinated, ".1f"), number(p.fossilized, ".1f"),
-         number(p.pruned, ".1f"), str(p.rollbacks), number(p.seconds, ".1f"))
+         number(p.pruned, ".1f"), str(p.rollbacks), str(p.restarts),
+         number(p.seconds, ".1f"))
         for p in rounds
     ]  # fmt: skip
     label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"

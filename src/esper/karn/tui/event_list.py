@@ -71,12 +71,24 @@ def _line(event: EventLine) -> Text:
 def _details(event: EventLine) -> str:
     """The figures of an event; who it is about, if it is about members."""
     members = event.payload.get("member_N")
+    if event.type == "MEMBER_RESTARTED":
+        return ": " + ", ".join(_restarts(event.payload))
     if isinstance(members, list):
         found = sorted({str(one) for one in members}, key=lambda one: (len(one), one))
         more = " ..." if len(found) > 6 else ""
         return f" in member{'s' if len(found) > 1 else ''} {', '.join(found[:6])}{more}"
     said = [_word(event.payload.get(name)) for name in _FIGURES.get(event.type, ())]
     return ": " + ", ".join(one for one in said if one) if any(said) else ""
+
+
+def _restarts(payload: Mapping[str, Json]) -> list[str]:
+    """`member 3 began anew (restart 2)`, for each."""
+    columns = (payload.get(name) for name in ("member_N", "restart_N"))
+    listed = (column if isinstance(column, list) else [] for column in columns)
+    return [
+        f"member {member} began anew" + ("" if count == 1 else f" (restart {count})")
+        for member, count in zip(*listed, strict=False)
+    ]
 
 
 def _word(value: Json) -> str:

@@ -71,6 +71,8 @@ class RoundPoint:
     pruned: float
     rollbacks: int
     """Of all members."""
+    restarts: int
+    """Of all members."""
     stages: tuple[tuple[str, int], ...]
     """(stage, slots of all members in it) at the end of the round."""
     seconds: float
@@ -110,6 +112,7 @@ _MEMBER: Final = {
     "fossilized_E": "fossilized_E",
     "pruned_E": "pruned_E",
     "rollbacks_E": "rollbacks_E",
+    "restarts_E": "restarts_E",
 }
 """Array here -> column of EPISODE_OUTCOME."""
 _SUMMARY: Final = ("mean_train_accuracy", "stage_counts", "seconds")
@@ -156,7 +159,11 @@ def _stored_rounds(run: Path, wanted: Rounds, known: Iterable[int]) -> dict[int,
     if (run / f.POLICY).exists():
         return _policy_rounds(run / f.ROUNDS, wanted, set(known))
     return {
-        at: _Members(_arrays(line), real(line, "rollout_seconds"), _NAN)
+        at: _Members(
+            _arrays(line) | {"restarts_E": np.array([real(line, "restarted")])},
+            real(line, "rollout_seconds"),
+            _NAN,
+        )
         for at, line in history_lines(run, (wanted.first or 0) - 1, set(known))
     }
 
@@ -250,6 +257,7 @@ def _point(
         fossilized=_mean(arrays, "fossilized_E"),
         pruned=_mean(arrays, "pruned_E"),
         rollbacks=int(np.sum(arrays.get("rollbacks_E", 0))),
+        restarts=int(np.nansum(arrays.get("restarts_E", 0))),
         stages=tuple((stage.name, int(n)) for stage, n in zip(SeedStage, counts, strict=False)),
         seconds=members.seconds if seconds is None else seconds,
         time=members.time,

@@ -41,7 +41,8 @@ class SeedLife:
     stages: tuple[StageSpan, ...]
     """In order; what follows a prune (the slot cools down) included."""
     end: str
-    """`live`, `fossilized` or `pruned`; `live` also if the episode ended before."""
+    """`live`, `fossilized`, `pruned`, or `restarted`: its member began anew; `live` also if the
+    episode ended before."""
     contribution: float
     """Leave-one-out, in accuracy, when it was last measured; NaN if it never was."""
     contribution_se: float
@@ -123,6 +124,8 @@ class _Life:
         stages = {stage for stage, _ in self.spans}
         end = "pruned" if SeedStage.PRUNED in stages else "live"
         end = "fossilized" if SeedStage.FOSSILIZED in stages else end
+        if self.over is not None and self.spans[-1][0] in OCCUPIED_STAGES:  # without a cooldown
+            end = "restarted"
         return SeedLife(
             round=place[0],
             member=place[1],

@@ -15,9 +15,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from esper.kasmina.lifecycle.caps import Caps
-from esper.leyline.actions import CLASSIC_OPS, AlphaMode, LifecycleOp, VetoReason
+from esper.leyline.actions import OFFERED_OPS, ActionSpace, AlphaMode, LifecycleOp, VetoReason
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
-from esper.leyline.context import ActionSpace
 from esper.leyline.signals import GateSignals
 from esper.leyline.stage_masks import stage_mask
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
@@ -46,6 +45,7 @@ class _SlotStates(Protocol):
     closed_ES: Bools
     stopped_E: Bools
     trained_E: Bools
+    restartable_E: Bools
     planning: bool
     action_space: ActionSpace
 
@@ -109,9 +109,9 @@ def _state_of(life: _SlotStates) -> tuple[object, ...]:
     seen = life.signals
     arrays = (
         life.stage_ES, life.blueprint_ES, life.style_ES, life.steps_in_stage_ES, life.age_ES,
-        life.alpha_ES, life.mode_ES, life.closed_ES, life.stopped_E, life.trained_E, life.fits_SK,
-        seen.host_loss_E, seen.shadow_loss_ES, seen.grad_norm_ES, seen.contribution_ES,
-        seen.contribution_se_ES,
+        life.alpha_ES, life.mode_ES, life.closed_ES, life.stopped_E, life.trained_E,
+        life.restartable_E, life.fits_SK, seen.host_loss_E, seen.shadow_loss_ES, seen.grad_norm_ES,
+        seen.contribution_ES, seen.contribution_se_ES,
     )  # fmt: skip
     settings = (life.planning, life.action_space, life.caps, life.config)
     return (*settings, *[array.tobytes() for array in arrays])
@@ -132,8 +132,10 @@ def _rules(life: _SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Boo
     if op is LifecycleOp.WAIT:
         return
     yield VetoReason.STOPPED, life.stopped_E[:, None]
-    if op is LifecycleOp.STOP:
+    if op in (LifecycleOp.STOP, LifecycleOp.RESTART):
         yield VetoReason.NOTHING_TRAINED, ~life.trained_E[:, None]
+        if op is LifecycleOp.RESTART:
+            yield VetoReason.TOO_LITTLE_LEFT, ~life.restartable_E[:, None]
         return
     if op is LifecycleOp.CLOSE:
         yield VetoReason.SLOT_CLOSED, life.closed_ES
@@ -167,8 +169,7 @@ def _offered(life: _SlotStates, op: LifecycleOp) -> bool:
     """Whether the context has this operation, in this phase."""
     if life.planning:
         return op in (LifecycleOp.WAIT, LifecycleOp.PLANT)
-    extended = op in (LifecycleOp.STOP, LifecycleOp.CLOSE) and life.action_space == "full"
-    return extended or op in CLASSIC_OPS
+    return op is not LifecycleOp.PLANT and op in OFFERED_OPS[life.action_space]
 
 
 def _next_gate_closed(life: _SlotStates) -> Bools:

@@ -26,6 +26,7 @@ from esper.leyline.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
     TEMPOS,
+    ActionSpace,
     AlphaCurve,
     AlphaMode,
     BlendStyle,
@@ -33,7 +34,6 @@ from esper.leyline.actions import (
     VetoReason,
 )
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
-from esper.leyline.context import ActionSpace
 from esper.leyline.errors import EsperError, IllegalActionError
 from esper.leyline.signals import NO_BLUEPRINT, GateSignals
 from esper.leyline.stage_masks import IS_OCCUPIED, stage_mask
@@ -101,7 +101,7 @@ class Lifecycle:
         self.caps: Caps | None = None
         """Limits on the size of members; None: none."""
         self.action_space: ActionSpace = "grow"
-        """`full`: PLANT, STOP and CLOSE are legal, too."""
+        """Operations that exist (`OFFERED_OPS`)."""
         self.planning = False
         """In the plan phase, where PLANT is the only operation besides WAIT."""
         self.version = 0
@@ -125,7 +125,11 @@ class Lifecycle:
         self.stopped_E: Bools = np.zeros(members, dtype=np.bool_)
         """Members that have stopped training: their slots stay as they are."""
         self.trained_E: Bools = np.zeros(members, dtype=np.bool_)
-        """Members that trained on at least one batch of this episode."""
+        """Members that trained on at least one batch since they began."""
+        self.restartable_E: Bools = np.zeros(members, dtype=np.bool_)
+        """Members with enough compute left to begin anew; set by the engine."""
+        self.restarts_E: Ints = np.zeros(members, dtype=np.int64)
+        """Restarts in this episode."""
         self.alpha_ES: Floats = np.zeros(shape, dtype=np.float32)
         self.mode_ES: Codes = np.full(shape, AlphaMode.HOLD, dtype=np.int8)
         self.ramp_start_ES: Floats = np.zeros(shape, dtype=np.float32)
@@ -347,6 +351,24 @@ class Lifecycle:
         self._check_legal(LifecycleOp.STOP, (e, np.zeros_like(e)))
         self.stopped_E[e] = True
         self.version += 1
+
+    def restart(self, members: IntLike) -> Ints:
+        """Empty all slots of members, whatever their stage; closed ones stay closed.
+
+        Returns the members. Births are counted on, so that the next seeds are new ones.
+        """
+        e = self._pairs(members, 0)[0]
+        self._check_legal(LifecycleOp.RESTART, (e, np.zeros_like(e)))
+        empty = copy(self)
+        empty._allocate(1)
+        for name, values in vars(self).items():
+            if name.endswith("_ES") and name not in ("births_ES", "closed_ES"):
+                values[e] = vars(empty)[name]
+        self._clear_signals((e,))
+        self.trained_E[e] = False
+        self.restarts_E[e] += 1
+        self.version += 1
+        return e
 
     def close(self, members: IntLike, slots: IntLike) -> None:
         """Close empty slots for the rest of the episode."""

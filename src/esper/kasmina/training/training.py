@@ -172,6 +172,16 @@ class Trainer:
         """Reset the optimiser state of new seeds."""
         self.seed_optimizer.clear_rows(key, index_N)
 
+    def restart_rows(self, index_N: Tensor) -> None:
+        """Reset the optimiser state of members, and zero their seeds, which are gone.
+
+        Unused rows may be computed beside others; non-finite values would reach their gradients.
+        """
+        self.host_optimizer.clear_rows(HOST_KEY, index_N)
+        for key, store, _ in self._stores():
+            store.flat_EP.detach().index_fill_(0, index_N, 0.0)
+            self.seed_optimizer.clear_rows(key, index_N)
+
     def seed_groups(self) -> Codes:
         """Return `[E, S]` the group of the seed in each slot."""
         groups = _GROUP_OF_STAGE[self.life.stage_ES]

@@ -72,6 +72,7 @@ def _figures(result: RunResult) -> list[tuple[str, Doubles, str]]:
     test_N = np.concatenate([done.test_E for done in result.rounds])
     params_N = 1 + all_rounds("added_params_E") / result.host_params
     macs_N = 1 + all_rounds("added_macs_E") / result.host_macs
+    restarts_N = all_rounds("restarts_E")
     return [
         ("score", all_rounds("score_E"), "{:.4f}"),
         ("accuracy, val_score", all_rounds("accuracy_E"), "{:.1%}"),
@@ -84,6 +85,7 @@ def _figures(result: RunResult) -> list[tuple[str, Doubles, str]]:
         ("seeds made permanent", all_rounds("fossilized_E"), "{:.1f}"),
         ("seeds pruned", all_rounds("pruned_E"), "{:.1f}"),
         ("rollbacks", all_rounds("rollbacks_E"), "{:.1f}"),
+        *([("restarts", restarts_N, "{:.1f}")] if restarts_N.any() else []),
     ]
 
 

@@ -41,7 +41,7 @@ from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.distribution import action_uniforms
 from esper.tamiyo.heads import required_heads
 from esper.tamiyo.inputs import Observation
-from esper.tamiyo.masks import forced_members
+from esper.tamiyo.masks import forced_members, without_restart
 from esper.tamiyo.network import PolicyNetwork, PolicyState
 from esper.tamiyo.network_config import PolicySpec
 
@@ -151,6 +151,7 @@ class PPOAgent:
         """
         obs.require_finite()
         self._require_fit(obs, masks)
+        masks = masks if self.spec.restarts else without_restart(masks)
         uniform_EA, epsilon = None, 0.0
         learning = learning and not greedy
         if not greedy:

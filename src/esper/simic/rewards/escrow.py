@@ -3,8 +3,8 @@
 Every active seed has an account that holds its worth. A fraction of it (`advance`) is paid in
 advance and follows the account up and down. When the seed is fossilised, the rest is paid and the
 account is closed; when it is pruned, rolled back by the governor, or not fossilised by the end of
-the episode, the advance is taken back. In total a seed earns its worth at fossilisation, once, or
-nothing.
+the episode, the advance is taken back. A restart of the member takes back all that was paid for its
+seeds, permanent ones included. In total a seed earns its worth at fossilisation, once, or nothing.
 
 Shape letters: E members, S slots.
 """
@@ -46,7 +46,9 @@ class EscrowReward(ModeReward):
         """Advance, payout and clawback summed over slots."""
         live_ES = IS_LIVE[inputs.stage_ES]
         self.forfeited_ES = (self.forfeited_ES | _executed(inputs, LifecycleOp.PRUNE)) & live_ES
-        open_ES = live_ES & ~self.forfeited_ES
+        kept_E1 = ~_restarted(inputs)[:, None]
+        self.closed_ES = self.closed_ES & kept_E1
+        open_ES = live_ES & ~self.forfeited_ES & kept_E1
         payout_ES = open_ES & _executed(inputs, LifecycleOp.FOSSILIZE)
         ahead_ES = open_ES & ~payout_ES & (not inputs.episode_over)
         account_ES = self.config.contribution_weight * progress.worth_ES
@@ -68,6 +70,11 @@ def _executed(inputs: RewardInputs, op: LifecycleOp) -> Bools:
     done_E = (inputs.actions.op == op) & inputs.outcome.executed
     slots = np.arange(inputs.stage_ES.shape[1])
     return np.asarray(done_E[:, None] & (inputs.outcome.target_slot[:, None] == slots))
+
+
+def _restarted(inputs: RewardInputs) -> Bools:
+    """Members that begin anew after this step."""
+    return np.asarray((inputs.actions.op == LifecycleOp.RESTART) & inputs.outcome.executed)
 
 
 def _sum(value_ES: Doubles, mask_ES: Bools) -> Doubles:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.payloads import (
     ActionDistribution,
@@ -47,10 +48,10 @@ from esper.leyline.payloads import (
     StepCompleted,
     Throughput,
 )
-from esper.leyline.records import BatchSummary, Rollout, StepRecord
+from esper.leyline.records import BatchSummary, MemberRestarted, Rollout, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.signals import CounterfactualGap, PanicKind
-from esper.leyline.stage_masks import IS_LIVE
+from esper.leyline.stage_masks import IS_LIVE, IS_OCCUPIED
 from esper.leyline.telemetry import (
     EVENT_TYPE_OF,
     TelemetryConfig,
@@ -272,6 +273,23 @@ def emit_governor(hub: TelemetryHub, device: str, record: StepRecord) -> None:
             seeds_pruned_N=found.seeds_pruned_E[set_back],
         )
         _emit_step_event(hub, device, record, rollback)
+
+
+def emit_restarts(hub: TelemetryHub, device: str, record: StepRecord) -> None:
+    """Emit members that began anew; no event if there are none."""
+    op_E, done_E = record.decision.actions.op, record.result.outcome.executed
+    (anew,) = np.nonzero((op_E == LifecycleOp.RESTART) & done_E)
+    if not len(anew) or not hub.records(_Kind.MEMBER_RESTARTED):
+        return
+    seen = record.signals
+    payload = MemberRestarted(
+        member_N=anew,
+        restart_N=seen.context.restarts_E[anew] + 1,
+        score_N=record.reward_inputs.score_E[anew],
+        seeds_removed_N=IS_OCCUPIED[seen.slots.stage_ES[anew]].sum(axis=1),
+        spent_N=seen.context.spent_E[anew],
+    )
+    _emit_step_event(hub, device, record, payload)
 
 
 # ---- rounds -----------------------------------------------------------------------------------

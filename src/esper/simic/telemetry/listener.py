@@ -223,6 +223,7 @@ class TelemetryListener:
             self._totals.add(record)
             self._emit_last_action(record, record.result.outcome, self._totals)
         emitters.emit_governor(self.hub, self.device, record)
+        emitters.emit_restarts(self.hub, self.device, record)
         emitters.emit_counterfactuals(self.hub, self.device, record)
         self._emit_gaps(record)
         emitters.emit_step_completed(self.hub, self.device, record)

@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.leyline.actions import NO_SLOT, ActionHead, ActionOutcome, ActionSpec, LifecycleOp
+from esper.leyline.actions import (
+    NO_SLOT,
+    ActionHead,
+    ActionOutcome,
+    ActionSpec,
+    LifecycleOp,
+    op_choices,
+)
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import EpisodeCurve, StepPhase
@@ -41,10 +48,11 @@ class MaskStats(ArrayStruct):
         return cls(np.zeros(_A, np.int64), np.zeros(_A), np.zeros(_A, np.int64))
 
     @classmethod
-    def of(cls, masks: ActionMasks, actions: ActionSpec) -> MaskStats:
-        """Statistics of one step."""
+    def of(cls, masks: ActionMasks, actions: ActionSpec, restarts: bool = False) -> MaskStats:
+        """Statistics of one step; `restarts`: RESTART is among the choices."""
         counts_EA = HEAD_USED_OA[actions.op]
         left_EA, size_A = _choices_left(masks, actions, counts_EA)
+        size_A[ActionHead.OP] = op_choices(restarts)
         return cls(
             steps_A=counts_EA.sum(axis=0),
             masked_A=((1.0 - left_EA / size_A) * counts_EA).sum(axis=0),
@@ -113,7 +121,7 @@ class RoundTotals:
         """Add a step."""
         self.steps += 1
         self.rows += record.rows
-        self._add_decision(record.decision, record.result.outcome, record.masks, record.rewards)
+        self._add_decision(record, record.result.outcome)
         for spent in record.phases:
             self.seconds_F[spent.phase] += spent.seconds
         if record.phases:
@@ -125,19 +133,15 @@ class RoundTotals:
 
     def add_plan(self, record: PlanRecord) -> None:
         """Add a decision of the plan phase."""
-        self._add_decision(record.decision, record.outcome, record.masks, record.rewards)
+        self._add_decision(record, record.outcome)
 
-    def _add_decision(
-        self,
-        decision: PolicyDecision,
-        outcome: ActionOutcome,
-        masks: ActionMasks,
-        rewards: RewardComponentsTelemetry,
-    ) -> None:
+    def _add_decision(self, record: StepRecord | PlanRecord, outcome: ActionOutcome) -> None:
+        masks, rewards = record.masks, record.rewards
         self.decisions += 1
-        self._add_actions(decision, outcome, masks)
+        self._add_actions(record.decision, outcome, masks)
         self._add_slots(outcome, masks.slot_EOS.shape[2], rewards.total)
-        self.masks += MaskStats.of(masks, decision.actions)
+        restarts = record.signals.context.restarts
+        self.masks += MaskStats.of(masks, record.decision.actions, restarts)
         self._add_rewards(rewards)
 
     def _add_actions(

@@ -5,19 +5,22 @@ Shape letters: E members, S slots, O operations, Z stages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
+from esper.leyline.codec import LATER
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
 from esper.leyline.records import PlanRecord, Rollout, StepRecord
 from esper.leyline.stages import SeedStage
 
 _SHAPE_OZ: Final = (len(LifecycleOp), len(SeedStage))
+_BEFORE_RESTARTS: Final = (int(LifecycleOp.RESTART), len(SeedStage))
+"""Shape of `chosen_OZ` in files of before there were restarts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,8 +45,8 @@ class RoundRecord(ArrayStruct):
     waited: int
     """Decisions of members for WAIT, the plan phase included."""
     chosen_OZ: Ints
-    """Decisions of members for each operation, by the stage of its slot; WAIT and STOP have no slot
-    and are not counted here."""
+    """Decisions of members for each operation, by the stage of its slot; WAIT, STOP and RESTART
+    have no slot and are not counted here."""
     metrics: PPOUpdateMetrics
     rollout_seconds: float
     update_seconds: float
@@ -51,8 +54,12 @@ class RoundRecord(ArrayStruct):
     """Decisions of members for STOP."""
     steps_E: Ints
     """Steps of each member: below `steps` where the rollout of its rank was cut."""
+    restarted: int = field(default=0, metadata=LATER)
+    """Decisions of members for RESTART."""
 
     def __post_init__(self) -> None:
+        if self.chosen_OZ.shape == _BEFORE_RESTARTS:
+            object.__setattr__(self, "chosen_OZ", np.pad(self.chosen_OZ, ((0, 1), (0, 0))))
         if self.chosen_OZ.shape != _SHAPE_OZ:
             raise EsperError(f"RoundRecord.chosen_OZ: {self.chosen_OZ.shape}, expected {_SHAPE_OZ}")
         self.sizes()
@@ -78,6 +85,7 @@ class RoundRecord(ArrayStruct):
         chosen_O: Ints = self.chosen_OZ.sum(axis=1)
         chosen_O[LifecycleOp.WAIT] = self.waited
         chosen_O[LifecycleOp.STOP] = self.stopped
+        chosen_O[LifecycleOp.RESTART] = self.restarted
         return chosen_O
 
 
@@ -85,12 +93,12 @@ class ActionTally:
     """Engine listener that counts chosen operations by stage."""
 
     def __init__(self) -> None:
-        self.waited = self.stopped = 0
+        self.waited = self.stopped = self.restarted = 0
         self.chosen_OZ: Ints = np.zeros(_SHAPE_OZ, dtype=np.int64)
 
     def on_round_start(self, round_index: int, members: int) -> None:
         """Reset the counts."""
-        self.waited = self.stopped = 0
+        self.waited = self.stopped = self.restarted = 0
         self.chosen_OZ = np.zeros_like(self.chosen_OZ)
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
@@ -107,6 +115,7 @@ class ActionTally:
     def _add(self, actions: ActionSpec, outcome: ActionOutcome) -> None:
         self.waited += int((actions.op == LifecycleOp.WAIT).sum())
         self.stopped += int((actions.op == LifecycleOp.STOP).sum())
+        self.restarted += int((actions.op == LifecycleOp.RESTART).sum())
         placed_E = outcome.stage_before >= 0
         cell_N = actions.op[placed_E] * _SHAPE_OZ[1] + outcome.stage_before[placed_E]
         counts = np.bincount(cell_N, minlength=self.chosen_OZ.size)
@@ -141,4 +150,5 @@ class ActionTally:
             update_seconds=update_seconds,
             stopped=self.stopped,
             steps_E=rollout.steps_E,
+            restarted=self.restarted,
         )

@@ -172,7 +172,9 @@ def make_trainer(
     spec = spec or ranks.together(config.task.spec)
     settings = ranks.together(lambda: _own_engine_config(config, ranks))
     engine = ranks.together(lambda: VectorizedEngine(spec, settings, data=data))
-    agent = PPOAgent(policy_spec(), config.ppo, config.seed, engine.device, ranks)
+    agent = PPOAgent(
+        policy_spec(spec.context.restarts), config.ppo, config.seed, engine.device, ranks
+    )
     config.population.configure_graphs(agent)
     client = SimicClient(
         agent,

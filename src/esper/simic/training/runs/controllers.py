@@ -42,7 +42,7 @@ class FoundController:
         """Load the agent; raises if it was trained on other features."""
         agent = PPOAgent.load(self.folder, device)
         found = agent.spec
-        if found != policy_spec():
+        if found != policy_spec(found.restarts):
             raise EsperError(
                 f"{self.folder}: a controller for {found.global_features} + {found.slot_features} "
                 f"+ {found.candidate_features} features, which differ in this version of Esper; "

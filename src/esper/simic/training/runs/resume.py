@@ -157,7 +157,8 @@ def _load_checkpoint(
     engine = trainer.engine
     check_task(checkpoint, engine.spec)
     trainer.load_engine_state(checkpoint.engine)
-    agent = checkpoint.load_agent(engine.device, policy_spec(), config.ppo)
+    expected = policy_spec(engine.spec.context.restarts)
+    agent = checkpoint.load_agent(engine.device, expected, config.ppo)
     config.population.configure_graphs(agent)
     agent.ranks = trainer.client.agent.ranks
     trainer.client.agent = agent

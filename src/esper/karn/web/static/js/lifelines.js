@@ -176,7 +176,7 @@ export class LifeLines {
     }
     const last = seed.stages.at(-1);
     const end = x(last.end ?? this.found.steps);
-    if (seed.end === "pruned") group.append(svg("path", { class: "cross", d: `M${end - 8} ${y + 2}l6 6m0 -6l-6 6` }));
+    if (["pruned", "restarted"].includes(seed.end)) group.append(svg("path", { class: "cross", d: `M${end - 8} ${y + 2}l6 6m0 -6l-6 6` }));
     group.append(svg("text", { class: "seed", x: x(seed.stages[0].first) + 1, y: y - 2 }, seed.blueprint));
     return group;
   }
@@ -188,7 +188,7 @@ export class LifeLines {
         svg("rect", { x: 1, y: 1, width: 18, height: 10, fill: one.colour, class: "span" })), one.name));
     const cross = svg("svg", { width: 14, height: 12, "aria-hidden": "true" },
       svg("path", { class: "cross", d: "M4 3l6 6m0 -6l-6 6" }));
-    entries.push(el("li", {}, cross, "pruned by its end"));
+    entries.push(el("li", {}, cross, "pruned, or its member restarted, by its end"));
     return el("ul", { class: "legend" }, ...entries);
   }
 

@@ -33,6 +33,8 @@ const CURVES = [
   ["rounds", "growth", "Seeds per member", "seeds", (d) => [
     line("germinated", d.rounds, "germinated"), line("made permanent", d.rounds, "fossilized"),
     line("pruned", d.rounds, "pruned")]],
+  ["rounds", "restarts", "Restarts of members", "restarts of all members", (d) => [
+    line("restarts", d.rounds, "restarts")].filter((curve) => curve.y.some((value) => value))],
   ["rounds", "size", "Added parameters per member", "parameters", (d) => [
     line("added parameters", d.rounds, "added_params")]],
   ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
