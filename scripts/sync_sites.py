@@ -61,6 +61,7 @@ ON_THE_HOST: Final = {
     ),
     "tamiyo/asha.py": ("kept_S",),
     "tolaria/setup.py": ("data.mean", "data.std"),
+    "tolaria/step_training.py": ("began_U",),
     "tolaria/counterfactual_eval.py": ("np.unique(seeds_E[seeds_E > 0])",),
 }
 """Module -> objects of reviewed `.tolist()` calls, all numpy arrays."""

@@ -161,6 +161,7 @@ def undecided_host() -> UserHost:
 
 
 def test_part_that_cannot_be_traced_stays_whole_and_is_named(caplog):
+    caplog.set_level("INFO")
     seed = ("r0c1", "t_lora4", BlendStyle.ADD, 0.5)
     model = planted(undecided_host, ["r0c0", "r0c1"], seed).member(0)
     x = torch.randn(4, 6)

@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
+    Any,
     Final,
     Literal,
     TypeAlias,
@@ -36,7 +37,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 MAX_INTEGER_BITS: Final = 128
 """Largest integer, in bits: Python refuses to print much longer ones."""
 LATER: Final[Mapping[str, bool]] = MappingProxyType({"later": True})
-"""Metadata of a field that older files lack."""
+"""Metadata of a field that older files lack: it is written only where it is not its default, so
+that files and their hashes stay what they were."""
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _T = TypeVar("_T")
 _EnumT = TypeVar("_EnumT", bound=Enum)
@@ -59,9 +61,18 @@ def to_json(value: object) -> Json:
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        return {
+            f.name: to_json(getattr(value, f.name)) for f in fields(value) if not _unused(f, value)
+        }
     kind = type(value).__name__
     raise EsperError(f"{kind} {shown(value)}: no JSON form; use numbers, text, arrays")
+
+
+def _unused(field: Field[Any], record: object) -> bool:
+    """Whether a later field has its default."""
+    if not field.metadata.get("later") or field.default is MISSING:
+        return False
+    return bool(getattr(record, field.name) == field.default)
 
 
 def _non_finite(value: float) -> str:

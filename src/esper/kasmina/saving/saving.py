@@ -43,6 +43,8 @@ from esper.leyline.slots import InjectionSpec, SlotReport, Topology
 from esper.storage.saves import PathLike, Saved, read_save, write_save
 
 HostFactory = Callable[[], nn.Module]
+RESTARTS, RESTARTABLE = "restarts_E", "restartable_E"
+"""Arrays of the lifecycle: what a save holds only if it is not 0, and what the engine sets anew."""
 _EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": LoopExecutor}
 
 
@@ -162,7 +164,8 @@ M = TypeVar("M", bound=nn.Module)
 
 def save_population(population: _PopulationState, path: PathLike) -> None:
     """Save a population to a folder, replacing an existing save; rank 0 writes if it is sharded."""
-    content, tensors = _describe(population), population_tensors(population)
+    restarted = bool(population.lifecycle.restarts_E.any())
+    content, tensors = _describe(population), population_tensors(population, restarted)
     for name, store in _row_state(population).items():
         tensors[name] = store.whole(tensors[name], torch.device("cpu"))
 
@@ -204,7 +207,7 @@ def load_population(
         population.choice = ExecutorChoice(_EXECUTORS[content.executor](), "as in the save")
     _allocate(population, content)
     _check_stores(content, _describe(population), saved.where)
-    own = population_tensors(population)
+    own = population_tensors(population, f"lifecycle/{RESTARTS}" in saved.tensors)
     for name, store in _row_state(population).items():
         size = (population.members, store.parameters_per_member)
         if name in saved.tensors and saved.tensors[name].shape == size:
@@ -213,15 +216,20 @@ def load_population(
     return population
 
 
-def population_tensors(population: _PopulationState) -> dict[str, Tensor]:
-    """Return all mutable tensors by their name in a save; not copies."""
+def population_tensors(population: _PopulationState, restarted: bool) -> dict[str, Tensor]:
+    """Return all mutable tensors by their name in a save; not copies.
+
+    `restarted`: members have begun anew; otherwise a save has no counts of that.
+    """
     out: dict[str, Tensor] = {}
     for name, store, moments in _stores(population):
         out[f"{name}/values"] = store.flat_EP.detach()
         out |= {f"{name}/fixed/{fixed}": value for fixed, value in store.fixed.items()}
         out |= {f"{name}/optimizer/{moment}": value for moment, value in moments.items()}
+    left_out = {RESTARTABLE} if restarted else {RESTARTABLE, RESTARTS}
     for array_name, array in population.lifecycle.arrays().items():
-        out[f"lifecycle/{array_name}"] = torch.from_numpy(array)
+        if array_name not in left_out:
+            out[f"lifecycle/{array_name}"] = torch.from_numpy(array)
     out["passes_E"] = population.passes_E
     out["rates/host_lr_E"] = population.trainer.host_lr_E
     out["rates/seed_lr_E"] = population.trainer.seed_lr_E

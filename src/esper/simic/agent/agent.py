@@ -94,7 +94,7 @@ class PPOAgent:
     def weights_digest(self) -> str:
         """Checksum of the weights and of the seed of its draws."""
         found = hashlib.sha256(str(self.seed).encode())
-        for parameter in self.network.parameters():
+        for parameter in self.network.parameters():  # SYNC: between rounds, for a table
             found.update(parameter.detach().cpu().numpy().tobytes())
         return found.hexdigest()
 
