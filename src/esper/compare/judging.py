@@ -245,9 +245,9 @@ def judgement_table(judged: Judged) -> Table:
     """Table of all policies, with paired differences to the learned one."""
     within = f" in {judged.draws} contexts" if judged.draws < judged.members else ""
     fresh = f"{judged.members} fresh members{within} (seed {EVALUATION_SEED})"
-    title = f"{fresh}, the same for all policies"
+    title = f"{fresh}, the same for all policies; params and compute over the host's"
     table = Table(title=title, box=SIMPLE_HEAD)
-    columns = ("policy", "score", "on test", "test acc.", "params / host", "compute",
+    columns = ("policy", "score", "on test", "test acc.", "params", "compute",
                f"minus {LEARNED}", "95 % CI")  # fmt: skip
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "policy" else "right")
