@@ -216,7 +216,7 @@ def load_population(
     return population
 
 
-def population_tensors(population: _PopulationState, restarted: bool) -> dict[str, Tensor]:
+def population_tensors(population: _PopulationState, restarted: bool = True) -> dict[str, Tensor]:
     """Return all mutable tensors by their name in a save; not copies.
 
     `restarted`: members have begun anew; otherwise a save has no counts of that.
