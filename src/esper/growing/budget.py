@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from esper.leyline.errors import EsperError, unknown_name
 
-RUNTIMES = Literal["torch", "onnx"]
+Runtime = Literal["torch", "onnx"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Budget:
     """Longest wall-clock time."""
     latency_ms: float | None = None
     """Longest time of a network for one sample, in milliseconds, on the CPU of this machine."""
-    latency_runtime: RUNTIMES = "torch"
+    latency_runtime: Runtime = "torch"
     """What computes that sample: torch, or ONNX Runtime."""
     latency_threads: int = 1
     """Threads that compute it."""
@@ -49,8 +49,8 @@ class Budget:
                 raise EsperError(f"budget {field.name}={value}: must be above 0, and finite")
         if self.params is not None and self.params != int(self.params):
             raise EsperError(f"budget params={self.params}: give a whole number of parameters")
-        if self.latency_runtime not in get_args(RUNTIMES):
-            raise unknown_name("latency_runtime", self.latency_runtime, get_args(RUNTIMES))
+        if self.latency_runtime not in get_args(Runtime):
+            raise unknown_name("latency_runtime", self.latency_runtime, get_args(Runtime))
         if self.latency_threads != int(self.latency_threads):
             raise EsperError(f"budget latency_threads={self.latency_threads}: give a whole number")
 

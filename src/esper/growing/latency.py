@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.growing.budget import Runtime
 from esper.kasmina.export.export import export_model
 from esper.kasmina.tracing import Inputs
 from esper.leyline.errors import EsperError, install_hint
 
-Runtime = Literal["torch", "onnx"]
 WARM_UP: Final = 5
 """Calls before the first that counts."""
 CALLS: Final = 30

@@ -51,7 +51,7 @@ from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Trainer
-from esper.growing.trainers.own_training import OwnTraining
+from esper.growing.trainers.own_training import OWN, OwnTraining
 from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.variants import VariantMaker
@@ -149,7 +149,7 @@ class GrowRun:
     def _own_training(self) -> OwnTraining:
         """What of the training is the user's."""
         given = self.settings
-        for name in ("train_step", "optimizer", "scheduler"):
+        for name in OWN:
             value = getattr(given, name)
             if isinstance(value, str) and ".py:" in value:
                 raise EsperError(

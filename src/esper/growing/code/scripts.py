@@ -15,13 +15,12 @@ from esper.growing.problem import Problem
 from esper.growing.refit import refit_recipe
 from esper.growing.result import NetworkRecord
 from esper.growing.runs import Recipe, Row
+from esper.growing.trainers.own_training import OWN
 from esper.kasmina.tracing.planting import silencing
 from esper.leyline.errors import EsperError
 from esper.leyline.variants import describe_variant
 from esper.tasks.row_terms import RowTerms
 
-OWN: Final = ("train_step", "optimizer", "scheduler")
-"""Settings that may be functions of the user's."""
 BUILT_IN: Final = ("None", "auto", "adamw", "sgd")
 
 

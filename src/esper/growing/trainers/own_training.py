@@ -17,6 +17,8 @@ from esper.kasmina.tracing import Inputs
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.user_errors import user_callback
 
+OWN: Final = ("train_step", "optimizer", "scheduler")
+"""Settings that may be functions of the user's."""
 TrainStep = Callable[[nn.Module, tuple[Any, Tensor]], Tensor]
 """(network, (inputs, targets)) -> loss."""
 MakeOptimizer = Callable[[Sequence[nn.Parameter]], Any]
@@ -33,13 +35,12 @@ class OwnTraining:
     optimizer: MakeOptimizer | None = None
     scheduler: MakeScheduler | None = None
     base_rate: float = 1.0
-    """The usual rate of the built-in optimiser, with which a schedule is asked for."""
+    """The default learning rate of the built-in optimiser; schedules are evaluated at it."""
 
     @property
     def given(self) -> tuple[str, ...]:
         """Names of what is the user's."""
-        names = ("train_step", "optimizer", "scheduler")
-        return tuple(name for name in names if getattr(self, name) is not None)
+        return tuple(name for name in OWN if getattr(self, name) is not None)
 
     def update(self, params: Sequence[nn.Parameter], recipe: Recipe, lr: float | Tensor) -> Update:
         """The optimiser of a run."""
@@ -50,7 +51,7 @@ class OwnTraining:
     def rates(self, recipe: Recipe, update: Update) -> list[float]:
         """The learning rate of every batch; for a user's optimiser as a multiple of its own.
 
-        A schedule is asked for at the usual rate: what it says is scaled with the recipe's.
+        A user's schedule is evaluated at the default rate and scaled to the recipe's.
         """
         if self.scheduler is None:
             return [recipe.rate(batch) for batch in range(recipe.batches)]
