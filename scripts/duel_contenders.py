@@ -382,7 +382,7 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
         record(search, outcome)
         row = search.table.rows[outcome.number]
         best = max((one.merit for _, one, _ in kept), default=-math.inf)
-        if row.status == "finished" and not row.diverged and row.merit > best:
+        if not row.diverged and row.merit > best:  # what Ctrl-C would return now
             network = search.networks.variants[row.variant].build(row.topology, row.seed)
             carry_weights(network, outcome.weights)
             kept.append((time.monotonic() - began, row, finished_model(network)))

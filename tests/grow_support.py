@@ -64,6 +64,6 @@ def every_batch(monkeypatch: pytest.MonkeyPatch, saves: bool = False) -> None:
     """Trainers on a CPU look for Ctrl-C after every batch; `saves`: and write a checkpoint."""
     for trainer in ("eager", "workers"):
         monkeypatch.setattr(f"esper.growing.trainers.{trainer}.TICK_SECONDS", -1.0)
-        if saves:
-            monkeypatch.setattr(f"esper.growing.trainers.{trainer}.SAVE_SECONDS", -1.0)
+    if saves:
+        monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
     monkeypatch.setattr("esper.growing.trainers.workers.SLICE_SECONDS", 1e-9)

@@ -31,13 +31,14 @@ from esper.device.streams import any_stream
 from esper.growing.recipes import RATES, TRANSFORMER_RATE, WEIGHT_DECAY, choose_batch_size
 from esper.growing.runs import Recipe
 from esper.growing.trainers.augment import NONE, Augmentation
+from esper.growing.trainers.average import named_state
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
 from esper.growing.trainers.job import Job
 from esper.growing.trainers.kind import PLAIN, Kind
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.lanes import CudaMachine
-from esper.growing.trainers.program import Capture, Program, named_state
+from esper.growing.trainers.program import Capture, Program
 from esper.growing.trainers.task import Task
 from esper.kasmina.tracing import Inputs
 

@@ -78,10 +78,15 @@ class Clock:
         """Seconds until training has to end; infinite without a limit."""
         if math.isinf(self.limit):
             return math.inf
-        judging = sorted(self._judging)[len(self._judging) // 2] if self._judging else 0.0
+        judging = self.judging or 0.0
         judging /= max(1.0, min(self.parallel, MAX_FASTER))  # nothing trains beside it at the end
         reserve = RESERVE + RESERVED * self.limit + (self.judged + SPARE) * judging * self._share
         return self.limit - self.seconds - min(reserve, 0.2 * self.limit) - self.reserved
+
+    @property
+    def judging(self) -> float | None:
+        """Seconds that it takes to judge a network on validation; None: not known yet."""
+        return sorted(self._judging)[len(self._judging) // 2] if self._judging else None
 
     # ---- what is known of the speed -------------------------------------------------------
 

@@ -67,6 +67,10 @@ MAX_LEAST: Final = 4
 """Runs of a rung, at least, where as many train at a time."""
 MAX_REFUSED: Final = 3
 """Runs that are too long, after which none is started beside the longest run of a rung."""
+JUDGED_EVERY: Final = 5.0
+"""Seconds after which a long run is judged on the way, so that the best so far is a good one."""
+JUDGED_SHARE: Final = 0.04
+"""Of the time, that this may take."""
 MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
@@ -157,6 +161,8 @@ class Search:
         """Seconds before the first batches of the last runs, by a probe."""
         self._running: dict[int, Running] = {}
         """Runs under way, at the last tick."""
+        self._before: dict[int, int] = {}
+        """Runs -> batches that they were trained on before they were started."""
         self._begun: dict[int, tuple[float, int]] = {}
         """Proposed runs of the rung: when they were started, and after how many batches."""
 
@@ -386,7 +392,17 @@ class Search:
         self.clock.start(row)
         build = partial(self.networks.build, row, self.table.rows)
         path = self._store.checkpoint(row.number)
-        return Job(row.number, build, row.recipe, row.seed, path, row.threads)
+        self._before[row.number] = row.trained
+        every = self._judged_every(row)
+        return Job(row.number, build, row.recipe, row.seed, path, row.threads, every=every)
+
+    def _judged_every(self, row: Row) -> float:
+        """Seconds after which a run is judged on the way; 0: it is too short for that."""
+        judging = self.clock.judging
+        if judging is None or self._ranks.size > 1:
+            return 0.0
+        every = max(JUDGED_EVERY, judging / JUDGED_SHARE)
+        return every if self.clock.predict(row) >= 2 * every else 0.0
 
     def _beside_first(self) -> Iterator[Row]:
         """What the first rung trains besides the model as given: it depends on no result."""
@@ -440,7 +456,9 @@ class Search:
     def _record(self, outcome: Outcome) -> None:
         """Write what became of a run into the table, its weights before that."""
         row = self.table.rows[outcome.number]
-        self.clock.learn(row, outcome, outcome.trained - row.trained)
+        if not outcome.under_way:
+            before = self._before.get(outcome.number, row.trained)
+            self.clock.learn(replace(row, trained=before), outcome, outcome.trained - before)
         # A run that was cut may have outputs that are not finite yet: BatchNorm, a few batches in.
         lost = not all(math.isfinite(loss) for _, loss in outcome.curve)
         done = lost or outcome.trained >= row.recipe.batches

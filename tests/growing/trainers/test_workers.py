@@ -365,6 +365,19 @@ def test_runs_of_several_processes_are_those_of_one_bit_for_bit(crew, tmp_path, 
     assert all(same(found[number], expected[number]) for number in expected)
 
 
+def test_what_a_worker_judges_on_the_way_arrives_before_the_end_of_the_run(crew, tmp_path, alone):
+    jobs = [replace(job, every=1e-9) for job in jobs_in(tmp_path, 3, LONG)]
+    seen: dict[int, list] = {job.number: [] for job in jobs}
+    for outcome in crew.trainer.train(iter(jobs), crew.tick):
+        seen[outcome.number].append(outcome)
+    expected = alone(crew.trainer.task, [make_job(number, tmp_path / "x", LONG) for number in seen])
+    for number, (*early, last) in seen.items():
+        assert early, "this process and each of its workers"
+        assert all(one.under_way and one.trained < LONG for one in early)
+        assert not last.under_way
+        assert same(last, expected[number])
+
+
 def test_workers_stay_for_the_next_runs_and_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()

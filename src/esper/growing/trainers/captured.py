@@ -13,13 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
 from esper.device.graphs import Recording
 from esper.device.rng import forked_rng
 from esper.device.streams import any_stream
+from esper.growing.runs import How
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
 from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS
@@ -46,6 +47,7 @@ QUEUED_SECONDS: Final = 0.04
 """Work that a lane may have before it: a stop takes effect after that."""
 STARTING_SECONDS: Final = 0.1
 """The same while a run starts or is judged, which takes about as long."""
+Judged = TypeVar("Judged", Outcome, list[Outcome])
 STREAM_BURST: Final = 4
 """Batches that runs on a stream of data may be apart; the stream keeps more."""
 
@@ -57,7 +59,7 @@ class CapturedRun:
         self.program, self.lane, self._machine = program, lane, machine
         self.began = self.saved = time.monotonic()
         self.paused = self.stopped = False
-        """Nothing more is queued: so that it can be saved; because it is to end as it is."""
+        """Nothing more is queued: so that it can be saved or judged; as it is to end there."""
         self.bytes = 0
         self._earlier = program.seconds
         self._feed: Feed | None = None
@@ -108,6 +110,7 @@ class CapturedRun:
     def _count(self, batches: int) -> None:
         program = self.program
         program.trained += batches
+        program.add_to_average()
         if program.due:
             total = program.total
             held = torch.empty_like(total, device="cpu", pin_memory=total.is_cuda)
@@ -125,6 +128,11 @@ class CapturedRun:
     def wants_work(self) -> bool:
         """Whether more may be queued."""
         return not self.paused and not self.stopped and not self.program.done
+
+    @property
+    def to_judge(self) -> bool:
+        """Whether it waits to be judged on the way."""
+        return self.paused and not self.program.done and self.program.wants_judging
 
     @property
     def idle(self) -> bool:
@@ -146,9 +154,16 @@ class CapturedRun:
 
     def outcome(self) -> Outcome:
         """Judge it; all that was queued is done."""
+        return self.program.outcome(self._how())
+
+    def judge_on_the_way(self) -> list[Outcome]:
+        """Judge it, and go on; all that was queued is done."""
+        self.paused = False
+        return self.program.judge_on_the_way(self._how())
+
+    def _how(self) -> How:
         self.program.seconds = self._earlier + time.monotonic() - self.began
-        trainer = "captured" if self.program.kind.captured else "eager"
-        return self.program.outcome(self.program.how(trainer))
+        return self.program.how("captured" if self.program.kind.captured else "eager")
 
     def release(self) -> None:
         """Free its graph, and the graph's memory."""
@@ -320,7 +335,7 @@ class CapturedTrainer:
         while self._runs:
             fed = [self._feed_lane(lane, runs) for lane, runs in enumerate(lanes) if runs]
             self._look()
-            over = any(run.program.done and run.idle for run in self._runs)
+            over = any((run.program.done or run.to_judge) and run.idle for run in self._runs)
             if over or time.monotonic() >= end:
                 return
             if not any(fed):
@@ -373,17 +388,29 @@ class CapturedTrainer:
         now = time.monotonic()
         for run in self._runs:
             run.look()
-            if now - run.saved > SAVE_SECONDS and not run.program.done:
+            if run.program.done:
+                continue
+            if now - run.saved > SAVE_SECONDS:
                 run.paused = True
                 if run.idle:
                     with self._machine.on(None):
                         run.save()
+            elif run.program.wants_judging:
+                run.paused = True
 
     # ---- ends -----------------------------------------------------------------------------
 
     def _ended(self) -> list[Outcome]:
         ended = [run for run in self._runs if run.program.done and run.idle]
-        return [self._finish(run) for run in ended]
+        waiting = [run for run in self._runs if run.to_judge and run.idle]
+        return [one for run in waiting for one in self._judged(run)] + [
+            self._finish(run) for run in ended
+        ]
+
+    def _judged(self, run: CapturedRun) -> list[Outcome]:
+        self._feed_ahead()
+        with self._machine.on(None):
+            return self._again_if_short(run.judge_on_the_way)
 
     def _finish(self, run: CapturedRun) -> Outcome:
         self._feed_ahead()
@@ -392,7 +419,7 @@ class CapturedTrainer:
         self._drop(run)
         return outcome
 
-    def _again_if_short(self, call: Callable[[], Outcome]) -> Outcome:
+    def _again_if_short(self, call: Callable[[], Judged]) -> Judged:
         """Judging needs memory too: what is kept unused is given back if it is short."""
         try:
             return call()

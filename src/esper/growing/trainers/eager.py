@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Final
 
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
+from esper.growing.runs import How
 from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
 from esper.growing.trainers.job import Job, Outcome, Tick
 from esper.growing.trainers.kinds import Kinds
@@ -18,6 +20,45 @@ TICK_SECONDS: Final = 0.1
 """How often `tick` is called."""
 SAVE_SECONDS: Final = 60.0
 """How often a run under way is saved."""
+
+
+class EagerRun:
+    """A run that is trained for a moment at a time."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.over = False
+        """Its outcome was returned."""
+        self._saved = time.monotonic()
+
+    def advance(self, seconds: float) -> list[Outcome]:
+        """Train for a moment, a batch at least; its outcome, if it ended, or is judged by now."""
+        program, began = self.program, time.monotonic()
+        until, now = began + seconds, began
+        with tolerate_others(not program.kind.bitwise):
+            while not program.done:
+                program.run_eager()
+                now = time.monotonic()
+                if now >= until:
+                    break
+        program.seconds += now - began
+        if program.done:
+            self.over = True
+            return [program.outcome(self._how)]
+        if now - self._saved > SAVE_SECONDS:
+            program.save()
+            self._saved = time.monotonic()
+        return program.judge_on_the_way(self._how) if program.wants_judging else []
+
+    def cut(self) -> Outcome:
+        """Save and judge it as it is."""
+        self.program.save()
+        self.over = True
+        return self.program.outcome(self._how)
+
+    @property
+    def _how(self) -> How:
+        return self.program.how("eager")
 
 
 class EagerTrainer:
@@ -34,33 +75,26 @@ class EagerTrainer:
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end."""
         for job in jobs:
-            # The user's generators and settings stay as they are.
-            with forked_rng(0, self.task.device), deterministic_kernels(self.task.device):
-                outcome, stopped = self._run(job, tick)
-            yield outcome
-            if stopped:
-                return
+            with self._settings():
+                run = EagerRun(self._program(job))
+            while not run.over:
+                with self._settings():
+                    found = run.advance(TICK_SECONDS)
+                yield from found
+                if not run.over and tick([run.program.running]):
+                    with self._settings():
+                        cut = run.cut()
+                    yield cut
+                    return
 
-    def _run(self, job: Job, tick: Tick) -> tuple[Outcome, bool]:
-        program = Program(job, self.task) if self._kinds is None else self._kinds.program(job)
-        with tolerate_others(not program.kind.bitwise):
-            return self._train(program, tick)
+    def _program(self, job: Job) -> Program:
+        return Program(job, self.task) if self._kinds is None else self._kinds.program(job)
 
-    def _train(self, program: Program, tick: Tick) -> tuple[Outcome, bool]:
-        began = ticked = saved = time.monotonic()
-        earlier, stopped = program.seconds, False
-        while not program.done and not stopped:
-            program.run_eager()
-            now = time.monotonic()
-            if now - ticked < TICK_SECONDS:
-                continue
-            ticked, program.seconds = now, earlier + now - began
-            stopped = tick([program.running])
-            if stopped or now - saved > SAVE_SECONDS:
-                program.save()
-                saved = time.monotonic()
-        program.seconds = earlier + time.monotonic() - began
-        return program.outcome(program.how("eager")), stopped and not program.done
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        """The user's generators and settings are put back afterwards."""
+        with forked_rng(0, self.task.device), deterministic_kernels(self.task.device):
+            yield
 
     def close(self) -> None:
         """Nothing is left to end."""

@@ -29,6 +29,8 @@ class Job:
     """Threads that it is trained with on a CPU; 0: as many as the trainer gives to each."""
     judged: bool = True
     """Whether it is judged on the validation part at its end."""
+    every: float = 0.0
+    """Seconds after which it is judged on the way, again and again; 0: at its end alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,9 @@ class Outcome:
     """Seconds that its validation took."""
     how: How
     weights: dict[str, Tensor]
-    """State dict, on the CPU."""
+    """State dict, on the CPU; of a run that has not ended: averaged, if `Job.every` asks for it."""
+    under_way: bool = False
+    """It goes on: another outcome follows."""
 
 
 Tick = Callable[[Sequence[Running]], bool]
@@ -75,7 +79,8 @@ class Trainer(Protocol):
     """Runs that train at a time without slowing each other."""
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
-        """Train jobs, which are taken as there is room, and yield them as they end.
+        """Train jobs, which are taken as there is room, and yield them as they end, or are judged
+        on the way.
 
         Once `tick` says stop, those under way are saved to their checkpoints, judged as they are
         and yielded; no further one is taken.

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
+from esper.growing.trainers.average import named_state
 from esper.growing.trainers.data import StreamReader
 from esper.growing.trainers.determinism import lacks_kernel, tolerate_others
 from esper.growing.trainers.draws import host_state
 from esper.growing.trainers.job import Job
 from esper.growing.trainers.kind import Kind, gather, kind_key, laid_out
-from esper.growing.trainers.program import Capture, Program, named_state
+from esper.growing.trainers.program import Capture, Program
 from esper.growing.trainers.task import Task
 from esper.kasmina.layers.random_probe import draws_nothing, find_draws
 from esper.kasmina.tracing import Inputs
@@ -59,7 +60,8 @@ class Kinds:
         return self._found[key]
 
     def _try(self, job: Job) -> Kind:
-        job = replace(job, recipe=replace(job.recipe, batches=max(8, job.recipe.batches)))
+        recipe = replace(job.recipe, batches=max(8, job.recipe.batches))
+        job = replace(job, recipe=recipe, every=0.0)
         kind = self._computed(job)
         with tolerate_others(not kind.bitwise):
             kind = self._drawn(job, kind)

@@ -35,6 +35,8 @@ class Assignment:
     values: bytes
     recipe: Recipe
     seed: int
+    every: float
+    """Seconds after which it is judged on the way."""
     checkpoint: str | None
     """File of its state under way, on this machine; empty: its content travels; None: it has
     none."""
@@ -79,7 +81,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of a run."""
+    """What became of a run, or how it was judged on the way."""
 
     form: OutcomeForm
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from esper.device.bfloat16 import bfloat16_passes
 from esper.device.graphs import Recording
 from esper.growing.runs import How
 from esper.growing.trainers.augment import NONE, Augmentation
+from esper.growing.trainers.average import Average, named_state
 from esper.growing.trainers.data import Batch, ResidentOrder, StreamReader
 from esper.growing.trainers.determinism import tolerate_others
 from esper.growing.trainers.draws import Generators, KeyedDraws
@@ -30,6 +32,8 @@ POINTS: Final = 20
 """Points of the curve of a full run."""
 CHECKED: Final = 256
 """Most batches after which the loss is looked at."""
+NEARLY: Final = 0.9
+"""Share of a run after which it is not judged any more before its end."""
 
 Capture = Callable[[Callable[[], None]], Recording]
 """Captures work on the current CUDA stream without running it."""
@@ -74,6 +78,10 @@ class Program:
         self._checked = min(self._every, CHECKED)
         if resume:
             self.resume()
+        self.average: Average | None = None
+        if job.every:
+            self.average = Average(self.place(job.build), self.network, job.recipe.batches)
+        self._judged = time.monotonic()
 
     def place(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The network where it is trained."""
@@ -102,9 +110,15 @@ class Program:
     def run_eager(self) -> None:
         """Train on the next batch, and look at the loss now and then."""
         self.step_eager()
+        self.add_to_average()
         if self.due:
             self.note_loss(self.trained, float(self.total))  # SYNC: every 256 batches at most
             self.restart_total()
+
+    def add_to_average(self) -> None:
+        """After a batch: take its weights into the average, now and then."""
+        if self.average is not None and self.trained % self.average.every == 0:
+            self.average.add()
 
     def step_eager(self) -> None:
         """Train on the next batch."""
@@ -217,9 +231,11 @@ class Program:
 
     @property
     def until_due(self) -> int:
-        """Batches until the loss is looked at."""
+        """Batches until the loss is looked at, or the weights are."""
         left = self._checked - self.trained % self._checked
         point = self._every - self.trained % self._every
+        if self.average is not None:
+            left = min(left, self.average.every - self.trained % self.average.every)
         return min(left, point, self.recipe.batches - self.trained)
 
     def _is_point(self, number: int) -> bool:
@@ -247,13 +263,28 @@ class Program:
         note = "" if trainer == "captured" else kind.note
         return How(str(self.device), trainer, precision, kind.bitwise, note)
 
+    @property
+    def wants_judging(self) -> bool:
+        """Whether it is time to judge it on the way."""
+        every, done = self.job.every, self.trained / self.recipe.batches
+        return 0 < every <= time.monotonic() - self._judged and done < NEARLY
+
+    def judge_on_the_way(self, how: How) -> list[Outcome]:
+        """Judge it by its average, and go on; none: the average is not worth it yet."""
+        settled = self.average is not None and self.average.settled() is not None
+        found = replace(self.outcome(how), under_way=True) if settled else None
+        self._judged = time.monotonic()
+        return [] if found is None or math.isnan(found.score) else [found]
+
     def outcome(self, how: How) -> Outcome:
-        """Judge it as it is."""
+        """Judge it as it is: before its end by its average, if it has one."""
+        averaged = None if self.done or self.average is None else self.average.settled()
+        network = self.network if averaged is None else averaged
         self._generators.begin(self.recipe.batches)  # some networks draw in eval mode, too
         began, score, loss, finite = time.monotonic(), math.nan, math.nan, True
         if self.job.judged:
             with tolerate_others(self.device.type == "cuda"):  # metrics need not be deterministic
-                score, loss, finite = self.task.judge(self.network)
+                score, loss, finite = self.task.judge(network)
         judging = time.monotonic() - began
         return Outcome(
             number=self.job.number,
@@ -265,13 +296,12 @@ class Program:
             seconds=self.seconds,
             judging=judging,
             how=how,
-            weights=self.weights(),
+            weights=self.weights() if averaged is None else _copied(averaged),
         )
 
     def weights(self) -> dict[str, Tensor]:
         """Its state dict, on the CPU."""
-        state = self.network.state_dict()
-        return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+        return _cpu_weights(self.network)
 
     # ---- checkpoints ----------------------------------------------------------------------
 
@@ -354,6 +384,12 @@ def _as_state(value: Tensor, param: Tensor) -> Tensor:
     return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
-def named_state(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, tied ones once; buffers that are not saved included."""
-    return dict((*network.named_parameters(), *network.named_buffers()))
+def _cpu_weights(network: nn.Module) -> dict[str, Tensor]:
+    """The state dict of a network, on the CPU."""
+    state = network.state_dict()
+    return {name: value.detach().cpu().contiguous() for name, value in state.items()}
+
+
+def _copied(network: nn.Module) -> dict[str, Tensor]:
+    """The same, as they are now: the network may change."""
+    return {name: value.clone() for name, value in _cpu_weights(network).items()}

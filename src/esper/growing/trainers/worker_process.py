@@ -171,7 +171,8 @@ class Worker:
         def build() -> Any:
             return rebuild_network(message.network, read_tensors(message.values))
 
-        return Job(message.number, build, message.recipe, message.seed, path)
+        every = message.every
+        return Job(message.number, build, message.recipe, message.seed, path, every=every)
 
     def _travelling(self, message: Any, folder: Path) -> Path:
         """File of a run whose state is kept by the search, on another machine."""
@@ -188,6 +189,9 @@ class Worker:
         from esper.growing.trainers.messages import Ended
         from esper.growing.trainers.shipping import OutcomeForm
 
+        if outcome.under_way:
+            self._link.send(Ended(OutcomeForm.of(outcome)))
+            return
         self._send_states()
         with self._sending:
             path, _ = self._remote.pop(outcome.number, (None, 0))

@@ -22,7 +22,7 @@ from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.determinism import deterministic_kernels
-from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS
+from esper.growing.trainers.eager import TICK_SECONDS, EagerRun
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from esper.growing.trainers.kind import PLAIN
 from esper.growing.trainers.kinds import Kinds
@@ -85,27 +85,12 @@ class _Worker:
     wants: Want | None = None
 
 
-class _OwnRun:
-    """A run of this process, trained for a moment at a time."""
+class _OwnRun(EagerRun):
+    """A run of this process."""
 
     def __init__(self, program: Program, threads: int) -> None:
-        self.program, self.threads = program, threads
-        self._saved = time.monotonic()
-
-    def advance(self, seconds: float) -> bool:
-        """Train for a moment, a batch at least; returns whether the run is over."""
-        program, began = self.program, time.monotonic()
-        until, now = began + seconds, began
-        while not program.done:
-            program.run_eager()
-            now = time.monotonic()
-            if now >= until:
-                break
-        program.seconds += now - began
-        if not program.done and now - self._saved > SAVE_SECONDS:
-            program.save()
-            self._saved = time.monotonic()
-        return program.done
+        super().__init__(program)
+        self.threads = threads
 
 
 class _Queue:
@@ -195,7 +180,7 @@ class WorkerTrainer:
                     if said and not stopped:
                         stopped = True
                         ended += self._stop(run)
-                if run is not None and (stopped or run.program.done):
+                if run is not None and (stopped or run.over):
                     run = None
                 yield from ended
         finally:
@@ -215,36 +200,32 @@ class WorkerTrainer:
         with self._computing():
             network = job.build()
             if self._form is not None and self._forms.describe(network) is not None:
-                return _OwnRun(self._program(job, network), job.threads or self._threads)
+                return self._own_run(job, network, job.threads or self._threads)
         # No other process would train it, so nothing is gained by computing as they do.
         self.at_once = self.cores = 1
         threads = torch.get_num_threads()
         with self._computing(threads):
-            return _OwnRun(self._program(job, network), threads)
+            return self._own_run(job, network, threads)
 
-    def _program(self, job: Job, network: nn.Module) -> Program:
+    def _own_run(self, job: Job, network: nn.Module, threads: int) -> _OwnRun:
         kind = PLAIN if self._kinds is None else self._kinds.of(network, job)
-        return Program(job, self.task, kind, network)
+        return _OwnRun(Program(job, self.task, kind, network), threads)
 
     def _advance(self, run: _OwnRun | None) -> list[Outcome]:
         """Train for a moment; the outcome, if the run is over."""
         if run is None:
             return []
         with self._computing(run.threads):
-            return [self._judge(run)] if run.advance(SLICE_SECONDS) else []
-
-    def _judge(self, run: _OwnRun) -> Outcome:
-        return run.program.outcome(run.program.how("eager"))
+            return run.advance(SLICE_SECONDS)
 
     def _stop(self, run: _OwnRun | None) -> list[Outcome]:
         for number, worker in self._workers.items():
             if worker.held:
                 self._transport.send(number, Stop())
-        if run is None or run.program.done:
+        if run is None or run.over:
             return []
         with self._computing(run.threads):
-            run.program.save()
-            return [self._judge(run)]
+            return [run.cut()]
 
     @contextmanager
     def _computing(self, threads: int | None = None) -> Iterator[None]:
@@ -334,7 +315,7 @@ class WorkerTrainer:
             path, (form, values) = self._path(job), found
             content = tensor_bytes(values)
             return job, Assignment(
-                job.number, form, content, job.recipe, job.seed, path, self._state(job)
+                job.number, form, content, job.recipe, job.seed, job.every, path, self._state(job)
             )
         waiting.own.append(job)
         return None
@@ -352,7 +333,7 @@ class WorkerTrainer:
         return None
 
     def _receive(self, waiting: _Queue, seconds: float) -> list[Outcome]:
-        """Take in what workers say; returns runs that have ended."""
+        """Take in what workers say; returns runs that have ended, or were judged on the way."""
         ended = []
         for number, message in self._transport.receive(seconds):
             worker = self._workers.get(number)
@@ -382,8 +363,10 @@ class WorkerTrainer:
 
     def _ended(self, worker: _Worker, message: Ended) -> Outcome:
         outcome = message.form.read()
-        job, _ = worker.held.pop(outcome.number)
-        worker.running = tuple(one for one in worker.running if one.number != outcome.number)
+        job, _ = worker.held[outcome.number]
+        if not outcome.under_way:
+            del worker.held[outcome.number]
+            worker.running = tuple(one for one in worker.running if one.number != outcome.number)
         return self._judged(job, outcome) if self._own_metric else outcome
 
     def _judged(self, job: Job, outcome: Outcome) -> Outcome:
