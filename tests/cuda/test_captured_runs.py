@@ -33,7 +33,9 @@ from esper.growing.trainers import captured
 from esper.growing.trainers.augment import LEVELS, NONE, Augmentation
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.data import Samples
+from esper.growing.trainers.determinism import deterministic_kernels
 from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.job import Outcome
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.lanes import CudaMachine
 from esper.growing.trainers.own_training import OwnTraining
@@ -397,6 +399,29 @@ def test_a_stopped_search_resumes_bit_for_bit(tmp_path, monkeypatch):
     assert saved == [cut[n].trained for n in under_way], "nothing is queued after the stop"
     resumed = train_all(CapturedTrainer(task), [j for j in jobs if j.number in cut][::-1])
     assert all(digest(outcome) == digest(expected[n]) for n, outcome in resumed.items())
+
+
+@pytest.mark.parametrize(("data", "make"), [("images", Residual), ("tokens", GPT)])
+def test_a_run_judged_on_the_way_ends_the_same_and_its_average_is_the_eager_one(
+    tmp_path, monkeypatch, data, make
+):
+    monkeypatch.setattr(captured, "STARTING_SECONDS", 0.0)  # else they end before they are judged
+    task = task_of(data, amp=True)
+    jobs = [replace(j, every=1e-4, checkpoint=None) for j in jobs_of(tmp_path, make, batches=400)]
+    plain = train_all(CapturedTrainer(task), [replace(job, every=0.0) for job in jobs])
+    seen: dict[int, list[Outcome]] = {job.number: [] for job in jobs}
+    for outcome in CapturedTrainer(task).train(iter(jobs), never):
+        seen[outcome.number].append(outcome)
+    for number, (*early, last) in seen.items():
+        assert digest(last) == digest(plain[number])
+        assert early, "it was judged before its end"
+        assert all(one.under_way for one in early)
+        eager = Kinds(task, CudaMachine(DEVICE, 1).capture).program(jobs[number])
+        with deterministic_kernels(DEVICE):
+            while eager.trained < early[-1].trained:
+                eager.run_eager()
+            expected = eager.outcome(eager.how("captured"))
+        assert digest(early[-1])[0] == digest(expected)[0]
 
 
 KILLED = """

@@ -333,6 +333,12 @@ def test_given_parts_are_taken_whole():
     assert data.notes == (f"{line} of one",)
 
 
+def test_no_more_is_held_out_of_many_samples_than_a_score_needs():
+    data = read_parts((torch.zeros(40_000, 1), torch.arange(40_000) % 2))
+    assert (len(part(data.train)), len(data.val), len(data.test)) == (30_000, 5000, 5000)
+    assert "val: 12% of train, stratified by class (5000 samples)" in data.notes
+
+
 def test_under_200_samples_validation_is_shared():
     data = read_parts((inputs(150), labels(150)))
     assert data.test is data.val

@@ -43,12 +43,23 @@ from esper.tasks.splits import cut_samples, has_classes, random_cut
 DEFAULTS: Final = GrowSettings()
 HELD_OUT: Final = 0.2
 """Share of train that becomes val, and test, where they are not given."""
+MAX_HELD_OUT: Final = 5000
+"""Samples of each, at most: more are worth more to training than to a score."""
 MEMORY_SHARE: Final = 0.25
 """Share of the free memory that a part may take."""
 FEW_SAMPLES: Final = 200
 """Number of training samples below which val and test share what is cut from them."""
 STREAM_BATCH: Final = 64
 """Batch size of a stream if the user gives none."""
+
+
+def held_out(samples: int) -> float:
+    """Share of train that becomes val, and test.
+
+    >>> held_out(1000), held_out(50_000)
+    (0.2, 0.1)
+    """
+    return min(HELD_OUT, MAX_HELD_OUT / max(1, samples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,13 +240,13 @@ class _Reader:
         missing = [name for name in ("val", "test") if name not in parts]
         few = len(train) < FEW_SAMPLES and "test" in missing
         cut = [name for name in missing if name == "val" or not few]
-        made = dict(parts)
+        made, share = dict(parts), held_out(len(train))
         if cut:
             by_class = has_classes(train.targets.numpy())
             pieces, together = cut_samples(
                 train.targets.numpy(),
                 sample_keys(train),
-                [HELD_OUT] * len(cut),
+                [share] * len(cut),
                 self.seed,
                 by_class,
             )
@@ -244,9 +255,7 @@ class _Reader:
                 made[name] = piece if name == "train" else replace(piece, weights=None)
             how = "stratified by class" if by_class else "at random"
             for name in cut:
-                self.notes.add(
-                    f"{name}: {HELD_OUT:.0%} of train, {how} ({len(made[name])} samples)"
-                )
+                self.notes.add(f"{name}: {share:.0%} of train, {how} ({len(made[name])} samples)")
             if together:
                 self.notes.add(f"train: {together} samples are copies, cut with their originals")
             else:
@@ -320,12 +329,13 @@ class _Reader:
                 f"train is streamed ({reason}) and its samples have no numbers, so none can be "
                 f"held out: give val= as well"
             )
-        *pieces, keep = random_cut(source.length, [HELD_OUT] * len(missing), self.seed)
+        share = held_out(source.length)
+        *pieces, keep = random_cut(source.length, [share] * len(missing), self.seed)
         for name, index_N in zip(missing, pieces, strict=True):
             given[name] = source.take(index_N)
             check_lengths(given[name], name)
             self.notes.add(
-                f"{name}: {HELD_OUT:.0%} of train, at random ({len(index_N)} samples), "
+                f"{name}: {share:.0%} of train, at random ({len(index_N)} samples), "
                 f"read once with the transforms of train"
             )
         return keep
