@@ -110,6 +110,11 @@ def reached(row: dict[str, Any], score: float) -> float:
     return next((one["at"] for one in row["incumbents"] if one["test"] >= score), math.inf)
 
 
+def share_of_time(row: dict[str, Any], other: dict[str, Any]) -> float:
+    """Share of the other's time after which a row has reached its final score."""
+    return reached(row, other["test"]) / float(other["seconds"])
+
+
 def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table of grow against each other contender."""
     for against in CONTENDERS[1:]:
@@ -123,7 +128,7 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             ours, theirs = ([pair[side]["test"] for pair in both] for side in (0, 1))
             gain = [a - b for a, b in zip(ours, theirs, strict=True)]
             low, high = interval(gain)
-            share = np.median([reached(a, b["test"]) / b["seconds"] for a, b in both])
+            share = np.median([share_of_time(a, b) for a, b in both])
             more = np.mean([a["volume"] - b["volume"] for a, b in both])
             yield (f"| {name} | {len(both)} | {np.mean(ours):.4f} | {np.mean(theirs):.4f} | "
                    f"{np.mean(gain):+.4f} ({low:+.4f} to {high:+.4f}) | {share:.2f} | "
@@ -131,7 +136,9 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         every = {name: [a["test"] - b["test"] for a, b in both] for name, both in found.items()}
         low, high = overall(list(every.values()))
         mean = np.mean([np.mean(gain) for gain in every.values()])
-        yield f"\nAll problems: {mean:+.4f} ({low:+.4f} to {high:+.4f})"
+        times = [share_of_time(a, b) for both in found.values() for a, b in both]
+        yield (f"\nAll problems: {mean:+.4f} ({low:+.4f} to {high:+.4f}); median share of time "
+               f"over all {len(times)} pairs {np.median(times):.2f}")  # fmt: skip
         yield ""
 
 

@@ -21,7 +21,7 @@ STYLE = (
     ".axis { stroke: #57606a; } .grid { stroke: #d0d7de; } .path { fill: none; } "
     ".front { stroke: #0550ae; fill: #0550ae; } .host { stroke: #953800; fill: #953800; } "
     ".pick { stroke: #116329; fill: #116329; } .others { stroke: #7d8590; fill: none; } "
-    "polyline.front { fill: none; }"
+    "polyline.path { fill: none; }"
 )
 """The report's colours for a light page; the report itself has its own style sheet."""
 
@@ -29,10 +29,14 @@ STYLE = (
 def frontier_svg(run: Path) -> str:
     """The plot of a run, as the text of an SVG file."""
     result = esper.GrowResult.load(run)
-    plot = str(frontier_picture(result.record, result.info.metric))
+    return svg_file(str(frontier_picture(result.record, result.info.metric)), HEIGHT)
+
+
+def svg_file(plot: str, height: float) -> str:
+    """A plot of the report as the text of an SVG file, with its style and on white."""
     start, end = plot.index(">"), plot.rindex("</svg>")
     return (
-        f'{plot[:start]} width="{WIDTH}" height="{HEIGHT:g}">\n<style>{STYLE}</style>\n'
+        f'{plot[:start]} width="{WIDTH}" height="{height:g}">\n<style>{STYLE}</style>\n'
         f'<rect width="100%" height="100%" fill="#ffffff"/>\n{plot[start + 1 : end]}</svg>\n'
     )
 

@@ -57,7 +57,10 @@ def test_grow_is_compared_with_the_contender_of_the_same_pair():
     said = list(duel.lines(rows))[2]
     assert said.startswith("| digits, 60 s, cpu | 1 | 0.9000 | 0.8000 | +0.1000 (+0.1000 to ")
     assert said.endswith(" | 0.25 | +0.0500 |")
-    assert "All problems: +0.1000 (+0.1000 to +0.1000)" in "\n".join(duel.lines(rows))
+    assert (
+        "All problems: +0.1000 (+0.1000 to +0.1000); median share of time over all 1 pairs 0.25"
+        in ("\n".join(duel.lines(rows)))
+    )
     low, high = duel.overall([[0.1, 0.1], [0.3, 0.3]])
     assert (low, high) == pytest.approx((0.1, 0.3)), "over problems, not only over seeds"
     assert duel.interval([0.0, 1.0] * 50)[0] == pytest.approx(0.4, abs=0.02)
