@@ -41,6 +41,17 @@ def test_contexts_page():
     assert names["spec"].context.capped == 0.5
 
 
+def test_study_page(tmp_path, monkeypatch):
+    """docs/study.md: its population, as written."""
+    (block,) = blocks("docs/study.md")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    exec(compile(block, "study.md", "exec"), names)
+    assert (tmp_path / "out" / "my_population" / "manifest.json").exists()
+    seeded = names["stats"].shadow_loss_ES.isfinite().any(dim=1)
+    assert seeded.nonzero().flatten().tolist() == [0, 3]
+
+
 def test_records_page(tmp_path, monkeypatch, capsys):
     run = ppo_run(tmp_path / "runs" / "run", rounds=2, events=False)
     (block,) = blocks("docs/records.md")
@@ -96,7 +107,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", ["results.md", "gallery.md"])
+@pytest.mark.parametrize("name", ["results.md", "gallery.md", "study.md"])
 def test_commands_of_pages_with_results_are_understood(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").mkdir()

@@ -18,7 +18,7 @@ from esper.scripts.cli.command import read_command_line
 from esper.scripts.grow import Grow
 
 FIELDS = {field.name: field for field in dataclasses.fields(GrowSettings)}
-PAGE = (Path(__file__).parents[2] / "docs" / "grow.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "grow-reference.md").read_text()
 SAMPLE = {
     "columns": ["a", "b"], "categorical": ["a", 2], "stream": "never", "batch_size": 7,
     "loss": "mse", "metric": "r2",

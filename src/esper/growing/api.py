@@ -75,7 +75,7 @@ def grow(
 
     `model`: any module, whose weights all networks start from, or a class or function that builds
     one. `train`: arrays, tensors, a Dataset, a DataLoader or a table; `val` and `test` are cut from
-    it if not given. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
+    it if not given. Ctrl-C returns the best so far. docs/grow-reference.md describes all arguments.
     """
     given, began = locals(), time.monotonic()
     settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})

@@ -1,7 +1,7 @@
 """Settings of `esper.grow` besides model, data, budget and run folder: all of them, once.
 
 `GrowSettings` is the signature of `esper.grow`, the flags of `esper grow`, the record in grow.json
-and the table in docs/grow.md.
+and the table in docs/grow-reference.md.
 """
 
 from __future__ import annotations
