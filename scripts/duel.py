@@ -121,7 +121,7 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         found = pairs(rows, against)
         if not found:
             continue
-        yield (f"| problem | n | grow | {against} | difference (95 %) | share of time to reach it "
+        yield (f"| problem | n | grow | {against} | difference (95 %) | share of time "
                f"| hypervolume |")  # fmt: skip
         yield "|---|---|---|---|---|---|---|"
         for name, both in found.items():

@@ -31,8 +31,8 @@ TITLES: Final = {
 }  # fmt: skip
 LINES: Final = {"optuna": ("host", "Optuna over a plain loop"), "grow": ("front", "esper.grow")}
 """Colour and name of a contender; the last is drawn on top."""
-THIN: Final = {"stroke_width": 1.0, "opacity": "0.4"}
-THICK: Final = {"stroke_width": 2.6}
+THIN: Final[dict[str, str | float]] = {"stroke_width": 1.0, "opacity": "0.4"}
+THICK: Final[dict[str, str | float]] = {"stroke_width": 2.6}
 COLUMNS, PANEL, LEFT, GAP = 3, 190.0, 52.0, 62.0
 TOP, TALL, APART, HEIGHT = 74.0, 150.0, 214.0, 480.0
 END: Final = "<!-- end -->"

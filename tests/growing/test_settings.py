@@ -52,7 +52,7 @@ def test_a_setting_is_a_flag_a_line_of_the_record_and_of_the_docs(name):
     assert dict(read.record()) == changed
     assert {n for n, text in GrowSettings().record() if changed[n] != text} == {name}
     row = f"| `{name}` | `{FIELDS[name].default!r}` | {field_docs(GrowSettings)[name]} |"
-    assert row in PAGE.splitlines()
+    assert row.replace("<", "&lt;") in PAGE.splitlines()
 
 
 @pytest.mark.parametrize(
