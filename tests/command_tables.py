@@ -1,5 +1,8 @@
 """Generates the tables of docs/commands.md and docs/lab.md from `--help`.
 
+A setting is described once, at the first command that has it; later tables name it, with its
+default where that differs.
+
 python tests/command_tables.py       writes them anew
 """
 
@@ -8,17 +11,22 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+from esper.growing.settings import GrowSettings
+from esper.karn.query.columns import field_docs
 from esper.scripts.cli import help as command_help
 from esper.scripts.main import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (DOCS / "commands.md", DOCS / "lab.md")
 BLOCK = re.compile(r"<!-- (esper [a-z -]+) --help -->\n.*?<!-- end -->", re.DOTALL)
+ARGUMENTS = "the [arguments of `esper.grow`](grow.md#arguments)"
 
 
+@cache
 def help_of(command: str) -> command_help.Help:
     """What a command says about itself."""
     found: list[command_help.Help] = []
@@ -32,20 +40,47 @@ def help_of(command: str) -> command_help.Help:
     return found[0]
 
 
+@cache
+def described_before(command: str) -> dict[tuple[str, str], tuple[str, str | None]]:
+    """Flag and description -> where a page has it already, and its default there."""
+    found: dict[tuple[str, str], tuple[str, str | None]] = {}
+    for name, says in field_docs(GrowSettings).items():
+        found[f"--{name.replace('_', '-')}", says] = (ARGUMENTS, None)
+    order = [one for page in PAGES for one in BLOCK.findall(page.read_text())]
+    for earlier in order[: order.index(command)]:
+        for settings in help_of(earlier).by_topic().values():
+            for one in settings:
+                key = (one.form.split()[0].rstrip(","), one.says)
+                found.setdefault(key, (f"`{earlier}`", one.default))
+    return found
+
+
 def row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def table_of(command: str) -> str:
-    """The table of a command, as Markdown."""
-    rows = ["| setting | what it does | default |", "|---|---|---|"]
-    by_topic = help_of(command).by_topic()
+    """The table of a command, as Markdown, and the settings that are described elsewhere."""
+    rows: list[str] = []
+    elsewhere: dict[str, list[str]] = {}
+    before, by_topic = described_before(command), help_of(command).by_topic()
     for topic, settings in by_topic.items():
-        rows += [row(f"**{topic}**", "", "")] if len(by_topic) > 1 else []
-        for setting in settings:
-            default = f"`{setting.default}`" if setting.default else ""
-            rows.append(row(f"`{setting.form}`", setting.says, default))
-    return "\n".join(rows)
+        topic_rows = []
+        for one in settings:
+            flag = one.form.split()[0].rstrip(",")
+            owner, default = before.get((flag, one.says), ("", None))
+            if owner and default in (None, one.default):
+                elsewhere.setdefault(owner, []).append(f"`{flag}`")
+                continue
+            form = f"`{flag}`" if owner else f"`{one.form}`"
+            says = f"same as {owner}" if owner else one.says
+            topic_rows.append(row(form, says, f"`{one.default}`" if one.default else ""))
+        if topic_rows:
+            rows += [row(f"**{topic}**", "", "")] if len(by_topic) > 1 else []
+            rows += topic_rows
+    head = ["| setting | what it does | default |", "|---|---|---|"] if rows else []
+    notes = [f"\nSame as {owner}: {', '.join(flags)}." for owner, flags in elsewhere.items()]
+    return "\n".join([*head, *rows, *notes])
 
 
 def written(page: str) -> str:

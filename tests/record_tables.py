@@ -1,5 +1,8 @@
 """Generates the tables of docs/records.md from the classes that own the columns.
 
+What every event has, and the ends of intervals, is said once, above the tables; types are what
+`esper query RUN` prints.
+
 python tests/record_tables.py       writes them anew
 """
 
@@ -13,14 +16,31 @@ from esper.karn.query.columns import View
 
 PAGE = Path(__file__).parents[1] / "docs" / "records.md"
 BLOCK = re.compile(r"<!-- views -->\n.*?<!-- end -->", re.DOTALL)
+EVERY_EVENT = ("event", "time", "round", "step")
+
+
+def row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def own_columns(view: View) -> list[tuple[str, str]]:
+    """Columns with their descriptions, without those that the page describes for all views."""
+    columns = [(one.name, one.doc) for one in view.columns]
+    if tuple(name for name, _ in columns[: len(EVERY_EVENT)]) == EVERY_EVENT:
+        columns = columns[len(EVERY_EVENT) :]
+    names = {name for name, _ in columns}
+    return [(n, d) for n, d in columns if re.sub("_(low|high)$", "", n) not in names - {n}]
 
 
 def table_of(view: View) -> str:
-    """A view as Markdown."""
-    rows = [f"### {view.name}", "", view.doc, "", "| column | type | what it is |", "|---|---|---|"]
-    for one in view.columns:
-        cells = (f"`{one.name}`", one.type, one.doc)
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    """A view as Markdown; columns whose names say what they are stand below the table."""
+    columns = own_columns(view)
+    rows = [f"### {view.name}", "", view.doc, ""]
+    plain = ", ".join(f"`{name}`" for name, doc in columns if not doc)
+    described = [row(f"`{name}`", doc) for name, doc in columns if doc]
+    rows += ["| column | what it is |", "|---|---|", *described] if described else []
+    if plain:
+        rows += ["", f"Also {plain}."] if described else [f"{plain}."]
     return "\n".join(rows)
 
 

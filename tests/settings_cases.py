@@ -16,6 +16,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Final
 
+from command_tables import help_of
 from mutation_support import (
     COUNTED,
     DOCUMENT_MUTATIONS,
@@ -75,12 +76,10 @@ def page_commands() -> list[list[str]]:
 
 
 def flags_of(command: str) -> list[tuple[str, str]]:
-    """(flag, form of its value) of a command, by its table on the page."""
-    (table,) = re.findall(rf"<!-- {command} --help -->\n(.*?)<!-- end -->", PAGE, flags=re.DOTALL)
-    found = re.findall(
-        r"^\| `(--[a-z.-]+)(?:, --[a-z.-]+| ([^`]*))?` \|", table, flags=re.MULTILINE
-    )
-    return [(flag, form.replace("\\|", "|")) for flag, form in found]
+    """(flag, form of its value) of a command, by its help."""
+    settings = [one for topic in help_of(command).by_topic().values() for one in topic]
+    parts = [one.form.partition(" ") for one in settings]
+    return [(flag.rstrip(","), "" if flag.endswith(",") else form) for flag, _, form in parts]
 
 
 TABLES: Final = {

@@ -62,7 +62,7 @@ class RoundPoint:
     """Mean share of it that was spent."""
     mean_return: float
     added_params: float
-    """Mean over members, as are the following."""
+    """Mean over members, as are MACs, FLOPs and counts of seeds."""
     added_macs: float
     flops_ratio: float
     """Training FLOPs over those of the host."""
