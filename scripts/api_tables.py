@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
 LAB_PAGE = ROOT / "docs" / "bench.md"
-BLOCK = re.compile(r"<!-- (esper[a-z_.]*) -->\n.*?<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (esper[a-z_.]*)(: names)? -->\n.*?<!-- end -->", re.DOTALL)
+"""A module, and whether its names alone are listed."""
 Defined = ast.FunctionDef | ast.ClassDef
 """What has a docstring."""
 
@@ -90,13 +91,22 @@ def form_of(node: Defined | None, name: str) -> str:
     return f"{name}({', '.join([*words, '...'] if more else words)})"
 
 
+def documented(module: str) -> list[str]:
+    """What a module offers, without type aliases and constants whose names say all."""
+    defined = {name: definition(module, name) for name in offered(module)}
+    return [name for name, (node, text) in defined.items() if node is not None or text]
+
+
+def names_of(module: str) -> str:
+    """The names that a module offers, as Markdown."""
+    return ", ".join(f"`{name}`" for name in documented(module))
+
+
 def table_of(module: str) -> str:
     """The table of a module, as Markdown."""
     rows = ["| name | what it is |", "|---|---|"]
-    for name in offered(module):
+    for name in documented(module):
         node, text = definition(module, name)
-        if node is None and not text:
-            continue  # type aliases, and constants whose names say all
         line = " ".join(text.partition("\n\n")[0].split())
         sentence = re.split(r"(?<=[a-z`)]\.) ", line)[0].rstrip(".:")
         cells = (f"`{form_of(node, name)}`", sentence)
@@ -106,7 +116,12 @@ def table_of(module: str) -> str:
 
 def written(page: str) -> str:
     """The page with its tables as they should be."""
-    return BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n{table_of(found[1])}\n<!-- end -->", page)
+
+    def block(found: re.Match[str]) -> str:
+        text = names_of(found[1]) if found[2] else table_of(found[1])
+        return f"<!-- {found[1]}{found[2] or ''} -->\n{text}\n<!-- end -->"
+
+    return BLOCK.sub(block, page)
 
 
 if __name__ == "__main__":

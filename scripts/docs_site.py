@@ -1,7 +1,7 @@
 """The pages of the documentation site that no file in docs/ holds; mkdocs.yml loads it as a hook.
 
-For each module whose table is in docs/api.md: a page with the docstrings of what it offers, which
-the names in the table link to. CHANGELOG.md and CONTRIBUTING.md are pages, too.
+For each module that docs/api.md lists: a page with the docstrings of what it offers, which
+the names on that page link to. CHANGELOG.md and CONTRIBUTING.md are pages, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from api_tables import BLOCK, PAGE, ROOT, definition, offered, tree_of
+from api_tables import BLOCK, PAGE, ROOT, documented, tree_of
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -18,17 +18,13 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 COPIED = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+NAME = re.compile(r"`(\w+)`")
 FIRST_CELL = re.compile(r"^\| `(\w+)(.*?)` \|", re.MULTILINE)
 
 
 def modules() -> list[str]:
-    """The modules with a table in docs/api.md."""
+    """The modules that docs/api.md lists."""
     return [found[1] for found in BLOCK.finditer(PAGE.read_text())]
-
-
-def documented(module: str) -> list[str]:
-    """What a module offers, as far as it has a docstring."""
-    return [name for name in offered(module) if definition(module, name)[1]]
 
 
 def reference(module: str) -> str:
@@ -39,7 +35,9 @@ def reference(module: str) -> str:
 
 
 def linked(found: re.Match[str]) -> str:
-    """A table of docs/api.md whose names link to the page of the module."""
+    """A table or list of docs/api.md whose names link to the page of the module."""
+    if found[2]:
+        return NAME.sub(lambda name: f"[`{name[1]}`][{found[1]}.{name[1]}]", found[0])
     return FIRST_CELL.sub(
         lambda cell: f"| [`{cell[1]}{cell[2]}`][{found[1]}.{cell[1]}] |", found[0]
     )

@@ -1,7 +1,7 @@
 """Generates the tables of docs/commands.md and docs/lab.md from `--help`.
 
-A setting is described once, at the first command that has it; later tables name it, with its
-default where that differs.
+A setting is described once: on the page that owns its topic, else at the first command that has
+it. Other tables name it, with its default where that differs.
 
 python tests/command_tables.py       writes them anew
 """
@@ -24,6 +24,12 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (DOCS / "commands.md", DOCS / "lab.md")
 BLOCK = re.compile(r"<!-- (esper [a-z -]+) --help -->\n.*?<!-- end -->", re.DOTALL)
 ARGUMENTS = "the [arguments of `esper.grow`](grow.md#arguments)"
+
+OWNERS = {
+    "learner": "Described on [the PPO learner](ppo.md#settings)",
+    "reward": "Described on [rewards](rewards.md)",
+}
+"""Topic -> the page that describes its settings."""
 
 
 @cache
@@ -69,8 +75,9 @@ def table_of(command: str) -> str:
         for one in settings:
             flag = one.form.split()[0].rstrip(",")
             owner, default = before.get((flag, one.says), ("", None))
-            if owner and default in (None, one.default):
-                elsewhere.setdefault(owner, []).append(f"`{flag}`")
+            if topic in OWNERS or (owner and default in (None, one.default)):
+                place = OWNERS.get(topic, f"Same as {owner}")
+                elsewhere.setdefault(place, []).append(f"`{flag}`")
                 continue
             form = f"`{flag}`" if owner else f"`{one.form}`"
             says = f"same as {owner}" if owner else one.says
@@ -79,7 +86,7 @@ def table_of(command: str) -> str:
             rows += [row(f"**{topic}**", "", "")] if len(by_topic) > 1 else []
             rows += topic_rows
     head = ["| setting | what it does | default |", "|---|---|---|"] if rows else []
-    notes = [f"\nSame as {owner}: {', '.join(flags)}." for owner, flags in elsewhere.items()]
+    notes = [f"\n{place}: {', '.join(flags)}." for place, flags in elsewhere.items()]
     return "\n".join([*head, *rows, *notes])
 
 

@@ -31,16 +31,15 @@ class ComputeSettings:
     """`exact`: bit-identical runs on one kind of machine; `fast` may reorder sums and picks the
     faster executor."""
     executor: ExecutorName = "auto"
-    """`vmap` computes all members at once, `loop` one after the other, `sharded` like loop with
-    every network cut over the ranks of a torchrun job; `auto` takes the one that measures faster
-    (`fast`), or vmap where it works, and loop for large images on a CPU (`exact`)."""
+    """`vmap`: all members at once; `loop`: one after the other; `sharded`: loop, with every network
+    cut over the ranks of a torchrun job; `auto`: the faster one (`fast`), or vmap where it works,
+    but loop for large images on a CPU (`exact`)."""
     precision: Precision = "auto"
     """Number type of members; `auto` is bf16 on a GPU that has it, else fp32."""
     kernels: KernelMode = "auto"
-    """Kernels for members on a GPU in half precision: our `own`, `fused` (our own, with whole
-    blocks in one kernel where there is one), or `torch`'s; `auto` with vmap is fused (`exact`) or
-    the faster of fused and torch's (`fast`, executor `auto`). On a CPU (ARM, or x86 with AVX2) with
-    a C compiler `fused` is blocks in C, for executor `loop`; `auto` takes them under `fast`."""
+    """Kernels on a GPU in half precision: our `own`, `fused` (whole blocks in one kernel) or
+    `torch`'s; `auto`: fused, under `fast` the faster of fused and torch's. On a CPU with a C
+    compiler `fused` is blocks in C, for executor `loop`; `auto` takes them under `fast`."""
     graphs: GraphMode = "auto"
     """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA, with
     the loop executor for plans that stay."""

@@ -67,9 +67,7 @@ class TrainPPO:
     training: Annotated[TrainingConfig, NO_PREFIX] = field(default_factory=TrainingConfig)
     """Training settings."""
     evaluation_envs: int | None = None
-    """Fresh members for the final evaluation against static-final (its own topologies, planted from
-    the start), asha (a search over planted topologies), wait, random and heuristic; default:
-    --envs."""
+    """Fresh members for the final evaluation of controller and baselines; default: --envs."""
     checkpoint_every: int = 1
     """Rounds between checkpoints; the best and the last round are always saved."""
     keep: int = KEEP

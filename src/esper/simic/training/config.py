@@ -81,7 +81,7 @@ class TaskConfig:
     contexts: ContextSpec | None = None
     """What differs between members and rounds: fixed (nothing), planned (as fixed, with a plan
     phase and a compute clock), varied (prices, caps, budgets, data), a JSON file or JSON text of a
-    ContextSpec. Default: the task's. In Python a `ContextSpec`, or any of these as a string."""
+    ContextSpec. Default: the task's."""
 
     def __post_init__(self) -> None:
         named: object = self.contexts
