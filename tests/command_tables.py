@@ -1,7 +1,7 @@
-"""Generates the tables of docs/commands.md and docs/lab.md from `--help`.
+"""Generates the lists of settings of docs/commands.md and docs/lab.md from `--help`.
 
 A setting is described once: on the page that owns its topic, else at the first command that has
-it. Other tables name it, with its default where that differs.
+it. Other lists name it, with its default where that differs.
 
 python tests/command_tables.py       writes them anew
 """
@@ -23,7 +23,7 @@ from esper.scripts.main import main
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = (DOCS / "commands.md", DOCS / "lab.md")
 BLOCK = re.compile(r"<!-- (esper [a-z -]+) --help -->\n.*?<!-- end -->", re.DOTALL)
-ARGUMENTS = "the [arguments of `esper.grow`](grow.md#arguments)"
+ARGUMENTS = "the [arguments of `esper.grow`](grow-reference.md#arguments)"
 
 OWNERS = {
     "learner": "Described on [the PPO learner](ppo.md#settings)",
@@ -61,39 +61,38 @@ def described_before(command: str) -> dict[tuple[str, str], tuple[str, str | Non
     return found
 
 
-def row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def line(form: str, says: str, default: str) -> str:
+    """A setting, as Markdown; a default that says nothing is left out."""
+    shown = "" if default in ("", "None", "False", "''") else f" (`{default}`)"
+    return f"- `{form}`{shown}: {says}"
 
 
-def table_of(command: str) -> str:
-    """The table of a command, as Markdown, and the settings that are described elsewhere."""
-    rows: list[str] = []
+def list_of(command: str) -> str:
+    """The settings of a command, as Markdown, and those that are described elsewhere."""
+    lines: list[str] = []
     elsewhere: dict[str, list[str]] = {}
     before, by_topic = described_before(command), help_of(command).by_topic()
     for topic, settings in by_topic.items():
-        topic_rows = []
+        own = []
         for one in settings:
             flag = one.form.split()[0].rstrip(",")
             owner, default = before.get((flag, one.says), ("", None))
             if topic in OWNERS or (owner and default in (None, one.default)):
                 place = OWNERS.get(topic, f"Same as {owner}")
                 elsewhere.setdefault(place, []).append(f"`{flag}`")
-                continue
-            form = f"`{flag}`" if owner else f"`{one.form}`"
-            says = f"same as {owner}" if owner else one.says
-            topic_rows.append(row(form, says, f"`{one.default}`" if one.default else ""))
-        if topic_rows:
-            rows += [row(f"**{topic}**", "", "")] if len(by_topic) > 1 else []
-            rows += topic_rows
-    head = ["| setting | what it does | default |", "|---|---|---|"] if rows else []
+            elif owner:
+                own.append(line(flag, f"same as {owner}.", one.default or "none"))
+            else:
+                own.append(line(one.form.split(", --")[0], one.says, one.default))
+        lines += [f"\n**{topic}**\n", *own] if own and len(by_topic) > 1 else own
     notes = [f"\n{place}: {', '.join(flags)}." for place, flags in elsewhere.items()]
-    return "\n".join([*head, *rows, *notes])
+    return "\n".join([*lines, *notes]).strip("\n")
 
 
 def written(page: str) -> str:
-    """The page with its tables as they should be."""
+    """The page with its lists as they should be."""
     return BLOCK.sub(
-        lambda found: f"<!-- {found[1]} --help -->\n{table_of(found[1])}\n<!-- end -->", page
+        lambda found: f"<!-- {found[1]} --help -->\n\n{list_of(found[1])}\n<!-- end -->", page
     )
 
 

@@ -1,6 +1,6 @@
-"""Generates the tables of docs/records.md from the classes that own the columns.
+"""Generates the views of docs/records.md from the classes that own the columns.
 
-What every event has, and the ends of intervals, is said once, above the tables; types are what
+What every event has, and the ends of intervals, is said once, above them; types are what
 `esper query RUN` prints.
 
 python tests/record_tables.py       writes them anew
@@ -19,10 +19,6 @@ BLOCK = re.compile(r"<!-- views -->\n.*?<!-- end -->", re.DOTALL)
 EVERY_EVENT = ("event", "time", "round", "step")
 
 
-def row(*cells: str) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
 def own_columns(view: View) -> list[tuple[str, str]]:
     """Columns with their descriptions, without those that the page describes for all views."""
     columns = [(one.name, one.doc) for one in view.columns]
@@ -32,22 +28,20 @@ def own_columns(view: View) -> list[tuple[str, str]]:
     return [(n, d) for n, d in columns if re.sub("_(low|high)$", "", n) not in names - {n}]
 
 
-def table_of(view: View) -> str:
-    """A view as Markdown; columns whose names say what they are stand below the table."""
+def list_of(view: View) -> str:
+    """A view as Markdown; columns whose names say what they are stand in its last line."""
     columns = own_columns(view)
-    rows = [f"### {view.name}", "", view.doc, ""]
+    lines = [f"- `{name}`: {doc}" for name, doc in columns if doc]
     plain = ", ".join(f"`{name}`" for name, doc in columns if not doc)
-    described = [row(f"`{name}`", doc) for name, doc in columns if doc]
-    rows += ["| column | what it is |", "|---|---|", *described] if described else []
-    if plain:
-        rows += ["", f"Also {plain}."] if described else [f"{plain}."]
-    return "\n".join(rows)
+    return "\n".join(
+        [f"### {view.name}", "", view.doc, "", *lines, *([f"- {plain}"] if plain else [])]
+    )
 
 
 def written(page: str) -> str:
-    """The page with its tables as they should be."""
-    tables = "\n\n".join(map(table_of, all_views()))
-    return BLOCK.sub(lambda _: f"<!-- views -->\n{tables}\n<!-- end -->", page)
+    """The page with its views as they should be."""
+    views = "\n\n".join(map(list_of, all_views()))
+    return BLOCK.sub(lambda _: f"<!-- views -->\n{views}\n<!-- end -->", page)
 
 
 if __name__ == "__main__":
