@@ -25,6 +25,8 @@ PAGES = (DOCS / "commands.md", DOCS / "lab.md")
 BLOCK = re.compile(r"<!-- (esper [a-z -]+) --help -->\n.*?<!-- end -->", re.DOTALL)
 ARGUMENTS = "the [arguments of `esper.grow`](grow-reference.md#arguments)"
 
+LEARNER = "esper train ppo"
+FEW = 3
 OWNERS = {
     "learner": "Described on [the PPO learner](ppo.md#settings)",
     "reward": "Described on [rewards](rewards.md)",
@@ -67,6 +69,19 @@ def line(form: str, says: str, default: str) -> str:
     return f"- `{form}`{shown}: {says}"
 
 
+def named(command: str, flags: list[str]) -> str:
+    """Flags by name; whole topics of `esper train ppo` by the name of the topic."""
+    topics: dict[str, list[str]] = {}
+    if command != LEARNER:
+        for topic, settings in help_of(LEARNER).by_topic().items():
+            whole = [f"`--{one.name}`" for one in settings]
+            if len(whole) > FEW and set(whole) <= set(flags):
+                topics[topic] = whole
+    hidden = {flag for whole in topics.values() for flag in whole}
+    shown = [flag for flag in flags if flag not in hidden]
+    return ", ".join([*shown, *(f"all of *{topic}*" for topic in topics)])
+
+
 def list_of(command: str) -> str:
     """The settings of a command, as Markdown, and those that are described elsewhere."""
     lines: list[str] = []
@@ -85,7 +100,7 @@ def list_of(command: str) -> str:
             else:
                 own.append(line(one.form.split(", --")[0], one.says, one.default))
         lines += [f"\n**{topic}**\n", *own] if own and len(by_topic) > 1 else own
-    notes = [f"\n{place}: {', '.join(flags)}." for place, flags in elsewhere.items()]
+    notes = [f"\n{place}: {named(command, flags)}." for place, flags in elsewhere.items()]
     return "\n".join([*lines, *notes]).strip("\n")
 
 
