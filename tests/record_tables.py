@@ -1,7 +1,7 @@
 """Generates the views of docs/records.md from the classes that own the columns.
 
-What every event has, and the ends of intervals, is said once, above them; types are what
-`esper query RUN` prints.
+Columns of records are described; those of events are named, and `esper query RUN` describes them.
+What every event has, and the ends of intervals, is said once, above them.
 
 python tests/record_tables.py       writes them anew
 """
@@ -19,29 +19,41 @@ BLOCK = re.compile(r"<!-- views -->\n.*?<!-- end -->", re.DOTALL)
 EVERY_EVENT = ("event", "time", "round", "step")
 
 
+def is_event(view: View) -> bool:
+    return tuple(one.name for one in view.columns[: len(EVERY_EVENT)]) == EVERY_EVENT
+
+
 def own_columns(view: View) -> list[tuple[str, str]]:
     """Columns with their descriptions, without those that the page describes for all views."""
     columns = [(one.name, one.doc) for one in view.columns]
-    if tuple(name for name, _ in columns[: len(EVERY_EVENT)]) == EVERY_EVENT:
-        columns = columns[len(EVERY_EVENT) :]
+    columns = columns[len(EVERY_EVENT) :] if is_event(view) else columns
     names = {name for name, _ in columns}
     return [(n, d) for n, d in columns if re.sub("_(low|high)$", "", n) not in names - {n}]
 
 
 def list_of(view: View) -> str:
-    """A view as Markdown; columns whose names say what they are stand in its last line."""
+    """A view of records as Markdown; columns that say it themselves are in its last line."""
     columns = own_columns(view)
     lines = [f"- `{name}`: {doc}" for name, doc in columns if doc]
     plain = ", ".join(f"`{name}`" for name, doc in columns if not doc)
-    return "\n".join(
-        [f"### {view.name}", "", view.doc, "", *lines, *([f"- {plain}"] if plain else [])]
-    )
+    lines += [f"- {plain}"] if plain else []
+    return "\n".join([f"### {view.name}", "", view.doc, "", *lines])
+
+
+def names_of(view: View) -> str:
+    """A view of events as Markdown: what it is, and the names of its columns."""
+    columns = ", ".join(f"`{name}`" for name, _ in own_columns(view))
+    return f"- **`{view.name}`**: {view.doc} {columns}"
 
 
 def written(page: str) -> str:
     """The page with its views as they should be."""
-    views = "\n\n".join(map(list_of, all_views()))
-    return BLOCK.sub(lambda _: f"<!-- views -->\n{views}\n<!-- end -->", page)
+    views = all_views()
+    records = "\n\n".join(list_of(view) for view in views if not is_event(view))
+    events = "\n".join(names_of(view) for view in views if is_event(view))
+    return BLOCK.sub(
+        lambda _: f"<!-- views -->\n{records}\n\n### Events\n\n{events}\n<!-- end -->", page
+    )
 
 
 if __name__ == "__main__":

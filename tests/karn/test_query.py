@@ -191,9 +191,12 @@ def test_without_duckdb_one_line_says_what_to_install(ppo, monkeypatch, capsys):
     assert "pip install '.[query]'" in capsys.readouterr().err
 
 
-def test_without_a_query_the_views_are_listed(ppo, capsys):
+def test_without_a_query_the_views_and_what_their_columns_are_is_listed(ppo, capsys):
     assert main([str(ppo)]) == 0
-    assert "rounds: One round" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "rounds: One round" in said
+    assert "    clip_fraction DOUBLE\n" in said
+    assert "    grad_norm DOUBLE  Before clipping.\n" in said
 
 
 def test_the_process_prints_the_answer_and_nothing_else(ppo):

@@ -31,7 +31,7 @@ MAX_COLUMNS = 12
 class _Query:
     """Ask a run with SQL (DuckDB): one SELECT over its views, while it runs or afterwards.
 
-    Without SQL, lists the views and their columns; docs/records.md explains them.
+    Without SQL, lists the views and their columns, with types and what they are.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -76,7 +76,8 @@ def _print_views() -> None:
 
     for view in all_views():
         print(f"{view.name}: {view.doc}")
-        print("    " + ", ".join(column.name for column in view.columns))
+        for column in view.columns:
+            print(f"    {column.name} {column.type}  {column.doc}".rstrip())
 
 
 def _print_table(result: QueryResult, most: int) -> None:
