@@ -28,6 +28,7 @@ ARGUMENTS = "the [arguments of `esper.grow`](grow-reference.md#arguments)"
 LEARNER = "esper train ppo"
 FEW = 3
 OWNERS = {
+    "budget": "Described in [the budget](grow-reference.md#budget)",
     "learner": "Described on [the PPO learner](ppo.md#settings)",
     "reward": "Described on [rewards](rewards.md)",
 }
