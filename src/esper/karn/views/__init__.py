@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from esper.karn.views.events import last_events as last_events
     from esper.karn.views.follow import RunCursor as RunCursor
     from esper.karn.views.follow import RunUpdate as RunUpdate
+    from esper.karn.views.frontier import BestPoint as BestPoint
     from esper.karn.views.frontier import FrontierPoint as FrontierPoint
+    from esper.karn.views.frontier import read_best as read_best
     from esper.karn.views.frontier import read_frontier as read_frontier
     from esper.karn.views.health import Anomaly as Anomaly
     from esper.karn.views.health import PPOPoint as PPOPoint
