@@ -1,7 +1,7 @@
 """`RunFeed`: what the page of a run shows. First all of it, then what is new.
 
 A message is one JSON object. `run` is in every one. Series (`rounds`, `learner`, ...)
-hold points by round that replace those from their first round on; `frontier`, `curves` and
+hold points by round that replace those from their first round on; `frontier`, `best`, `curves` and
 `contenders` replace what was there; `events` are added. A part that cannot be read is named in
 `problems` with the reason, and the others are there all the same.
 """
@@ -119,6 +119,7 @@ class RunFeed:
         curves = self._read("curves", lambda: views.read_curves(run))
         return {
             "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
+            "best": to_plain(self._read("best", lambda: views.read_best(run))),
             "curves": to_plain(curves[:MAX_CURVES]),
             "curves_total": len(curves),
             "contenders": to_plain(self._read("contenders", lambda: views.read_contenders(run))),
