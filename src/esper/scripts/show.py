@@ -61,7 +61,9 @@ def _show_grow_run(path: Path, as_json: bool) -> None:
         return
     if result is None:
         of = "" if found.total is None else f" of {found.total:.3g}"
-        say(f"{found.state.value}: {found.done:.2f}{of} {found.unit}, no result yet")
+        say(f"{found.state.value}: {found.done:.2f}{of} {found.unit}, not judged on test yet")
+        if found.headline:
+            say(found.headline)
         say(f"\nrun folder: {path}")
     else:
         say(result)

@@ -67,7 +67,7 @@ def _opening(found: RunSummary) -> Markup:
     facts = [
         ("state", found.state.value, found.problem),
         (found.unit or "progress", amount(found.done), total),
-        ("score", number(found.score), _best(found)),
+        (_score_name(found), number(found.score), _beside(found)),
         ("time", duration_text(found.seconds), f"started {found.created} UTC"),
     ]
     cards = [
@@ -87,14 +87,20 @@ def _opening(found: RunSummary) -> Markup:
     )
 
 
-def _best(found: RunSummary) -> str:
+def _score_name(found: RunSummary) -> str:
+    return f"test {found.metric}" if found.kind is RunKind.GROW else "training score"
+
+
+def _beside(found: RunSummary) -> str:
+    if found.host_score is not None and found.params is not None:
+        return f"{found.params:,} parameters; your model: {found.host_score:.4f}"
     return "" if found.best_score is None else f"best round: {found.best_score:.4f}"
 
 
 def verdict(found: RunSummary) -> str:
     """The outcome in one line."""
     if found.kind is RunKind.GROW:
-        return found.verdict or "no result yet"
+        return found.verdict or found.headline or "no network has a score yet"
     if found.kind is RunKind.TRAIN:
         return _training_verdict(found)
     return _contender_verdict(found)

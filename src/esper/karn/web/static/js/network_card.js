@@ -11,12 +11,13 @@ export class NetworkCard {
   constructor(id, onClose) {
     this.id = id;
     this.shown = "";
-    this.detail = { key: "", node: el("div", { class: "detail" }) };
+    this.loaded = "";
+    this.detail = el("div", { class: "detail", hidden: true });
     this.loss = new Curves({ xLabel: "batches", yLabel: "training loss" });
     this.facts = el("div", { "aria-live": "polite" });
     this.hint = el("p", { class: "note" }, HINT);
     this.close = el("button", { type: "button", hidden: true, click: onClose }, "Unpin");
-    this.node = el("aside", { class: "card", "aria-label": "Network" }, this.facts, this.hint, this.detail.node, this.close);
+    this.node = el("aside", { class: "card", "aria-label": "Network" }, this.facts, this.hint, this.close);
   }
 
   // `point`: null for none.
@@ -28,20 +29,20 @@ export class NetworkCard {
     }
     this.close.hidden = !isPinned;
     this.hint.hidden = isPinned;
-    this.detail.node.hidden = !isPinned;
+    this.detail.hidden = !isPinned;
     if (isPinned) this.load(point, data);
   }
 
   // Its files change when it is judged.
   async load(point, data) {
     const key = JSON.stringify([point.label, point.under_way, point.score.value, data.run.state]);
-    if (key === this.detail.key) return;
-    this.detail.key = key;
+    if (key === this.loaded) return;
+    this.loaded = key;
     try {
       const found = await ask(`/api/runs/${this.id}/networks/${point.label}`);
-      if (key === this.detail.key) this.showDetail(found);
+      if (key === this.loaded) this.showDetail(found);
     } catch (error) {
-      this.detail.node.replaceChildren(el("p", { class: "problem" }, error.message));
+      this.detail.replaceChildren(el("p", { class: "problem" }, error.message));
     }
   }
 
@@ -49,15 +50,13 @@ export class NetworkCard {
     const file = ({ name, size: bytes }) => el("li", {},
       el("a", { href: `/runs/${this.id}/networks/${name}`, download: name.replace("/", "-") }, `networks/${name}`), ` ${size(bytes)}`);
     const box = el("div", {});
-    const parts = [];
-    if (found.curve.length) parts.push(el("h3", {}, "Training loss"), box);
-    if (found.pick) parts.push(el("h3", {}, "In Python"), el("pre", { tabindex: 0 }, el("code", {}, found.pick)));
-    parts.push(el("h3", {}, "Files"), found.files.length ? el("ul", {}, ...found.files.map(file))
-      : el("p", { class: "note" }, "None: weights are kept of the best networks."));
-    if (found.script) {
-      parts.push(el("details", {}, el("summary", {}, "Script that trains it again"), el("pre", { tabindex: 0 }, el("code", {}, found.script))));
-    }
-    this.detail.node.replaceChildren(...parts);
+    const part = (title, ...nodes) => el("section", {}, el("h3", {}, title), ...nodes);
+    const parts = [found.curve.length ? part("Training loss", box) : null,
+      el("section", {}, ...(found.pick ? [el("h3", {}, "In Python"), el("pre", { tabindex: 0 }, el("code", {}, found.pick))] : []),
+        el("h3", {}, "Files"), found.files.length ? el("ul", {}, ...found.files.map(file))
+          : el("p", { class: "note" }, "None: weights are kept of the best networks.")),
+      found.script ? part("Script that trains it again", el("pre", { tabindex: 0, class: "script" }, el("code", {}, found.script))) : null];
+    this.detail.replaceChildren(...parts.filter(Boolean));
     this.loss.drop();
     const known = found.curve.filter(([, loss]) => loss !== null);
     if (known.length) this.loss.show(box, [{ label: "loss", x: known.map(([at]) => at), y: known.map(([, loss]) => loss) }]);

@@ -30,7 +30,7 @@ export class NetworksFigure {
     this.figure = new Figure("frontier", "Frontier", { wide: true, controls: [this.scores.node, this.costs.node] });
     this.card = new NetworkCard(id, () => this.pin(null));
     this.picture = el("div", { class: "networks-plot" });
-    this.body = el("div", { class: "networks" }, this.picture, this.card.node);
+    this.body = el("div", { class: "networks" }, this.picture, this.card.node, this.card.detail);
     this.drawing = new Drawing((width) => this.paint(width));
     this.node = this.figure.node;
     onTheme(() => this.refresh());
