@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from esper.karn.views.members import SlotState as SlotState
     from esper.karn.views.members import read_members as read_members
     from esper.karn.views.network_files import NetworkDetail as NetworkDetail
-    from esper.karn.views.network_files import read_network as read_network
+    from esper.karn.views.network_files import network_detail as network_detail
     from esper.karn.views.plain import to_plain as to_plain
     from esper.karn.views.rounds import RoundPoint as RoundPoint
     from esper.karn.views.rounds import read_rounds as read_rounds

@@ -49,7 +49,7 @@ class NetworkDetail:
 
 
 @reader
-def read_network(run: Path, number: int) -> NetworkDetail:
+def network_detail(run: Path, number: int) -> NetworkDetail:
     """One network of a search; raises if there is none of that number."""
     search = read_search(run)
     row = next((one for one in search.rows if whole(one, "number") == number), None)

@@ -93,7 +93,7 @@ def _add_records(app: FastAPI, folder: RunsFolder) -> None:
 
     @app.get("/api/runs/{run_id}/networks/{number}")
     def network(run_id: str, number: str) -> Response:
-        found = views.read_network(folder.path_of(run_id), _count("network", number))
+        found = views.network_detail(folder.path_of(run_id), _count("network", number))
         return _as_json(to_plain(found))
 
     @app.get("/api/runs/{run_id}/seeds")
