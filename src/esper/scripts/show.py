@@ -47,8 +47,8 @@ def _show_grow_run(path: Path, as_json: bool) -> None:
     """Verdict, frontier and settings; without a result yet, its state."""
     from esper.growing.folder import RESULT, read_info
     from esper.growing.result import GrowResult
-    from esper.karn.report.grow_sections import settings_rows
     from esper.karn.views import run_summary
+    from esper.karn.views.search_notes import settings_rows
     from esper.leyline.codec import to_json
     from esper.scripts.runs import entry
 

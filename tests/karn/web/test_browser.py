@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.karn.report.page import page as report_page
 from esper.karn.web.places import id_of
 from esper.storage.folder_lock import FolderLock
 from search_folder import RESULT, ROWS, search_folder, write
@@ -122,10 +124,12 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
 
 
 def test_a_network_is_found_pinned_and_left_by_keyboard_alone(tmp_path):
-    search_folder(tmp_path / "runs" / "grown")
+    run = search_folder(tmp_path / "runs" / "grown")
     with server(tmp_path / "runs") as (address, _), browser() as page:
         page.goto(f"{address}runs/grown")
         page.locator(".network").first.wait_for()
+        sections = page.locator("main h2").all_inner_texts()
+        assert sections == re.findall("<h2>(.*?)</h2>", report_page(run)), "as in the report"
         page.locator("#frontier select").last.select_option("seconds")
         page.locator("#frontier select").last.focus()
         page.keyboard.press("Tab")
@@ -133,7 +137,7 @@ def test_a_network_is_found_pinned_and_left_by_keyboard_alone(tmp_path):
         card = page.locator(".card")
         assert "your model" in card.inner_text()
         page.keyboard.press("End")
-        for words in ("width x2, depth x0.5, norm", "0.85 ± 0.02", "+0.1 over your model", "300",
+        for words in ("width x2, depth x0.5, norm", "0.85 ± 0.02", "+0.1 against your model", "300",
                       "1.5 [1.2, 2] ms", "30 batches of 16, shift", "#0 your model"):  # fmt: skip
             assert words in card.inner_text(), words
         page.keyboard.press("Enter")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report.grow_sections import settings_rows
-from esper.karn.report.sections import SECTIONS
-from esper.karn.views import RunKind, RunSummary
+from esper.karn.report.sections import SECTIONS, note_section
+from esper.karn.views import RunKind, RunState, RunSummary
 from esper.karn.views.damage import reader
+from esper.leyline.errors import EsperError
 from esper.plotting.durations import duration_text, format_duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.plotting.numbers import interval, number
@@ -40,6 +40,8 @@ def write_page(run: Path, path: Path | None = None) -> Path:
 def page(run: Path) -> str:
     """The page as text."""
     found = views.run_summary(run)
+    if found.state is RunState.BROKEN:  # a page to keep has all of its parts
+        raise EsperError(found.problem)
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -50,8 +52,11 @@ def page(run: Path) -> str:
         tag("style", Markup(STYLE + MORE_STYLE)),
     )
     made = [make(run) for make in SECTIONS[found.kind]]
+    made += [note_section(note) for note in views.read_notes(run)]
+    if found.kind is not RunKind.GROW:
+        made.append(("Settings", [_settings(run, found)]))
     parts = [_section(title, content) for title, content in made if content]
-    main = tag("main", _opening(found), *parts, _section("Settings", [_settings(run, found)]))
+    main = tag("main", _opening(found), *parts)
     body = tag("body", main, class_="esper-grow page")
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
@@ -133,8 +138,6 @@ def _contender_verdict(found: RunSummary) -> str:
 
 
 def _settings(run: Path, found: RunSummary) -> Markup:
-    if found.kind is RunKind.GROW:
-        return table("Settings of the run", ("setting", "value"), settings_rows(run))
     rows = [
         ("kind", found.kind.value),
         ("task", found.task),

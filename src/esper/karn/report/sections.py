@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report.grow_sections import GROW_SECTIONS, Section
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.curves import CurvePoint
@@ -17,7 +16,7 @@ from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.leyline.variants import describe_variant
 from esper.plotting.frontier_plot import Dot, frontier_plot
-from esper.plotting.html import Markup, details, table, tag
+from esper.plotting.html import Markup, code, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
 from esper.plotting.numbers import interval, number
 from esper.storage import run_files as f
@@ -28,6 +27,22 @@ MAX_CURVES: Final = 3
 """Networks whose curves are drawn, as many as the legend has room for."""
 MAX_LEGEND: Final = 16
 """Characters of each in it."""
+
+
+Section = tuple[str, list[Markup]]
+"""Title and content."""
+LONG_CODE: Final = 20
+"""Lines of code from which on it is shown on demand."""
+
+
+def note_section(note: views.Note) -> Section:
+    """A section of text."""
+    lines = [tag("p", line) for line in note.lines]
+    rows = [table(note.title, ("what", "value"), note.rows)] if note.rows else []
+    shown = code(*note.code.splitlines()) if note.code else None
+    if shown is not None and note.code.count("\n") >= LONG_CODE:
+        shown = details("Show it", shown)
+    return note.title, [*lines, *rows, *([] if shown is None else [shown])]
 
 
 def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
@@ -446,7 +461,6 @@ SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
         _networks,
         _best,
         _network_curves,
-        *GROW_SECTIONS,
     ),
     views.RunKind.COMPARE: (_contenders,),
     views.RunKind.AUDIT: (_contenders, _topologies, _network_curves),

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from esper.karn.views.plain import to_plain as to_plain
     from esper.karn.views.rounds import RoundPoint as RoundPoint
     from esper.karn.views.rounds import read_rounds as read_rounds
+    from esper.karn.views.search_notes import Note as Note
+    from esper.karn.views.search_notes import read_notes as read_notes
     from esper.karn.views.seeds import SeedLife as SeedLife
     from esper.karn.views.seeds import StageSpan as StageSpan
     from esper.karn.views.seeds import read_seeds as read_seeds

@@ -72,9 +72,9 @@ function facts(point, { frontier, run }) {
   const pairs = [
     ["", roles],
     [`test ${run.metric}`, judged ? `${test} (one standard error)` : point.under_way ? "" : "not judged"],
-    ["gain on test", point.is_host || point.gain === null ? "" : `${signed(point.gain)} over your model`],
+    ["gain on test", point.is_host || point.gain === null ? "" : `${signed(point.gain)} against your model`],
     [`validation ${run.metric}`, number(point.val_score)],
-    ["gain on validation", point.is_host || point.val_gain === null ? "" : `${signed(point.val_gain)} over your model`],
+    ["gain on validation", point.is_host || point.val_gain === null ? "" : `${signed(point.val_gain)} against your model`],
     ["parameters", number(point.params)], ["MACs", number(point.macs)],
     ["latency", point.latency.value === null ? "" : `${interval(point.latency)} ms`],
     ["recipe", point.recipe],

@@ -3,6 +3,7 @@
 import { follow } from "./api.js";
 import { el, main, setText } from "./dom.js";
 import { duration, number, progressText, STATE_MARKS, stateSentence } from "./format.js";
+import { Notes } from "./notes.js";
 import { RunData } from "./rundata.js";
 import { searchFigures } from "./search_figures.js";
 import { loadStages } from "./stages.js";
@@ -28,10 +29,11 @@ class RunPage {
     this.report = el("a", { class: "button", hidden: true, href: `/runs/${id}/report` }, "Report");
     this.compare = el("a", { class: "button", href: `/compare?run=${id}` }, "Compare with ...");
     this.figures = el("div", { class: "figures" });
+    this.notes = new Notes();
     main().append(
       el("div", { class: "run-head" }, this.title, this.state, el("span", { class: "spacer" }), this.report, this.compare),
       this.headline, this.sentence, this.resume, this.connection, el("div", { class: "run-progress" }, this.bar, this.done),
-      this.facts, this.figures);
+      this.facts, this.figures, this.notes.node);
   }
 
   take(message, first) {
@@ -39,6 +41,7 @@ class RunPage {
     this.head();
     if (!this.parts.length) this.addFigures();
     for (const part of this.parts) part.update(this.data);
+    this.notes.update(this.data);
   }
 
   addFigures() {

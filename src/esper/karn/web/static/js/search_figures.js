@@ -62,7 +62,7 @@ class NetworkCurveFigure {
     this.pinned = null;
     this.curves = new Curves({ xLabel: grow ? "length of the run (1: full)" : "share of the budget", yLabel: "validation score", yTitle: true });
     this.note = grow ? "Every point is a run of its own, with its own schedule. " : "";
-    this.figure = new Figure("curves", grow ? "Score by length of the run" : "Learning curves of networks", { wide: !grow });
+    this.figure = new Figure("curves", grow ? "Score by length" : "Learning curves of networks", { wide: !grow });
     this.node = this.figure.node;
   }
 
