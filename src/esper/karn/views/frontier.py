@@ -140,11 +140,9 @@ def _grown(run: Path) -> list[FrontierPoint]:
 
 def _rows_by_number(search: SearchTable) -> dict[int, Entries]:
     """Runs with a score; networks of the result whose runs the table does not have as well."""
-    records = {**{whole(one, "number"): one for one in objects(search.result, "others")},
-               **search.judged}  # fmt: skip
-    rows = {whole(row, "number"): row for row in scored(search.rows)}
-    known = {**{number: _as_row(one) for number, one in records.items()}, **rows}
-    return {number: row for number, row in known.items() if number is not None}
+    records = (*objects(search.result, "others"), *search.judged.values())
+    every = (*map(_as_row, records), *scored(search.rows))
+    return {number: row for row in every if (number := whole(row, "number")) is not None}
 
 
 def _as_row(record: Entries) -> Entries:

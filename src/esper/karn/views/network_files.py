@@ -5,6 +5,7 @@ Nothing is loaded: files are listed, the script is read as text.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn.views.damage import reader
-from esper.karn.views.documents import Entries, entries, listed, objects, real, whole
+from esper.karn.views.documents import Entries, entries, listed, numbers, objects, real, whole
 from esper.karn.views.search_table import SearchTable, read_search, within
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible_lines
@@ -55,13 +56,12 @@ def network_detail(run: Path, number: int) -> NetworkDetail:
     row = next((one for one in search.rows if whole(one, "number") == number), None)
     if row is None and number not in search.judged:
         raise EsperError(f"{run} has no network {number}")
-    curve = [tuple(one) for one in listed(row or {}, "curve") if isinstance(one, list)]
     return NetworkDetail(
         label=str(number),
         pick=_pick_line(run, search, number),
         script=read_script(run, number),
         files=tuple(_files(run, number)),
-        curve=tuple((float(at), float(loss)) for at, loss in curve if _numbers(at, loss)),
+        curve=tuple(_curve(row or {})),
     )
 
 
@@ -79,8 +79,11 @@ def read_script(run: Path, number: int) -> str:
     return "" if text.startswith(_NO_SCRIPT) else visible_lines(text)
 
 
-def _numbers(*values: object) -> bool:
-    return all(isinstance(value, int | float) for value in values)
+def _curve(row: Entries) -> Iterator[tuple[float, float]]:
+    for one in listed(row, "curve"):
+        match numbers({"pair": one}, "pair"):
+            case [at, loss] if math.isfinite(at):
+                yield at, loss
 
 
 def _files(run: Path, number: int) -> Iterator[NetworkFile]:
