@@ -22,7 +22,7 @@ function section({ title, lines, rows, code }, i) {
   const parts = lines.map((line) => el("p", { class: "line" }, line));
   if (rows.length) parts.push(el("table", {}, el("tbody", {}, ...rows.map(([name, value]) => el("tr", {}, el("th", { scope: "row" }, name), el("td", {}, value))))));
   if (code) {
-    const shown = el("pre", { tabindex: 0, role: "region", "aria-label": title }, el("code", {}, code));
+    const shown = el("pre", { tabindex: 0 }, el("code", {}, code));
     parts.push(code.split("\n").length > LONG_CODE ? el("details", {}, el("summary", {}, "Show it"), shown) : shown);
   }
   return el("section", { class: rows.length > 6 ? "figure wide" : "figure", "aria-labelledby": `note-${i}` }, el("h2", { id: `note-${i}` }, title), ...parts);
