@@ -12,7 +12,7 @@ from torch import nn
 import esper
 from esper.growing.recipes import WEIGHT_DECAY
 from esper.growing.settings import GrowSettings
-from esper.karn.report.grow_sections import settings_rows
+from esper.karn.views.search_notes import settings_rows
 from support import refused
 
 

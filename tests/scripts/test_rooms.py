@@ -107,7 +107,7 @@ def test_the_list_is_readable_and_fits_100_columns(monkeypatch, tmp_path, capsys
 def test_before_any_run_the_list_is_empty_and_that_is_no_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert runs.main([]) == 0
-    assert capsys.readouterr() == ("no runs in runs yet: esper train ppo starts one\n", "")
+    assert capsys.readouterr() == ("no runs in runs yet: esper grow --demo starts one\n", "")
     assert runs.main(["--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert runs.main(["--runs", "elsewhere"]) == 2, "a folder that was named must be there"

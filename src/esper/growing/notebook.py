@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from esper.growing.frontier_table import FIGURES
@@ -18,7 +17,6 @@ KINDS: Final = {
     "pick": "the pick",
     "host": "your model",
     "front": "frontier",
-    "others": "others, validation score",
 }
 
 
@@ -37,11 +35,9 @@ def notebook_view(result: GrowResult) -> str:
 
 
 def frontier_picture(record: ResultRecord, metric: str) -> Markup:
-    """Test score against parameters, with the standard error; others by validation."""
+    """Test score against parameters of the networks that were judged, with the standard error."""
     judged = {one.number: one for one in (record.host, *record.networks)}
     dots = [_dot(one, one.test_score, one.test_se, _kind(one, record)) for one in judged.values()]
-    others = [one for one in record.others if one.number not in judged]
-    dots += [_dot(one, one.val_score, math.nan, "others") for one in others]
     return frontier_plot(dots, f"test {metric}", words=KINDS)
 
 

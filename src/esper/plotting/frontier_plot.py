@@ -30,7 +30,12 @@ class Dot:
     params: float
     score: Estimate
     kind: str
-    """`pick`, `host`, `front`, `static` or `others` (not joined by the line): the mark it gets."""
+    """`pick`, `host`, `front`, `static`, `others` or `under-way` (no line joins the last two): the
+    mark it gets."""
+    is_hollow: bool = False
+    """Drawn without fill."""
+    on_line: bool | None = None
+    """Whether the line joins it; None: if no smaller one beats it."""
 
 
 WORDS: Final = {
@@ -51,14 +56,12 @@ def frontier_plot(
     x = Scale.over([dot.params for dot in known], LEFT, RIGHT, log=True)
     y = score_scale([dot.score for dot in known], BOTTOM, TOP)
     assert y is not None  # scores are known
-    joined = [dot for dot in known if dot.kind != "others"]
-    best = frontier([dot.params for dot in joined], [dot.score.value for dot in joined])
-    line = " ".join(f"{x(joined[i].params):.1f},{y(joined[i].score.value):.1f}" for i in best)
+    line = " ".join(f"{x(dot.params):.1f},{y(dot.score.value):.1f}" for dot in _joined(known))
     kinds = [kind for kind in words if any(dot.kind == kind for dot in known)]
     return canvas(
         f"{score_title} against parameters of {len(known)} networks; the table has the values",
         HEIGHT,
-        _legend([(kind, words[kind]) for kind in kinds]),
+        _legend([(next(dot for dot in known if dot.kind == kind), words[kind]) for kind in kinds]),
         x_axis(x, x.ticks(), TOP, BOTTOM, "parameters (log)"),
         y_axis(y, LEFT, RIGHT, score_title),
         tag("polyline", points=line, class_="front path", stroke_width=1.4),
@@ -67,14 +70,24 @@ def frontier_plot(
     )
 
 
-def _mark(kind: str, x: float, y: float, *inside: str) -> Markup:
+def _joined(dots: Sequence[Dot]) -> list[Dot]:
+    """Those on the line, smallest first."""
+    if any(dot.on_line is not None for dot in dots):
+        return sorted((dot for dot in dots if dot.on_line), key=lambda dot: dot.params)
+    some = [dot for dot in dots if dot.kind != "others"]
+    best = frontier([dot.params for dot in some], [dot.score.value for dot in some])
+    return [some[i] for i in best]
+
+
+def _mark(dot: Dot, x: float, y: float, *inside: str) -> Markup:
     """Kinds differ in shape, not in colour alone."""
-    if kind == "pick":
+    kind = f"{dot.kind} hollow" if dot.is_hollow else dot.kind
+    if dot.kind == "pick":
         corners = f"{x:.1f},{y - 8:.1f} {x + 8:.1f},{y:.1f} {x:.1f},{y + 8:.1f} {x - 8:.1f},{y:.1f}"
         return tag("polygon", *inside, points=corners, class_=kind)
-    if kind == "host":
+    if dot.kind == "host":
         return tag("rect", *inside, x=x - 5, y=y - 5, width=10, height=10, class_=kind)
-    return tag("circle", *inside, cx=x, cy=y, r=4.5 if kind == "front" else 4.0, class_=kind)
+    return tag("circle", *inside, cx=x, cy=y, r=4.5 if dot.kind == "front" else 4.0, class_=kind)
 
 
 def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
@@ -84,7 +97,7 @@ def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
         low, high = (within(end, y) for end in ends)
         bar = [tag("line", x1=at, x2=at, y1=low, y2=high, class_=f"{dot.kind} bar")]
     words = f"{dot.label}: {dot.params:,.0f} parameters, {dot.score.value:.4f}"
-    return markup(*bar, _mark(dot.kind, at, y(dot.score.value), tag("title", words)))
+    return markup(*bar, _mark(dot, at, y(dot.score.value), tag("title", words)))
 
 
 _Box = tuple[float, float, float, float]
@@ -121,10 +134,10 @@ def _overlap(one: _Box, other: _Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def _legend(kinds: Sequence[tuple[str, str]]) -> Markup:
+def _legend(kinds: Sequence[tuple[Dot, str]]) -> Markup:
     """Marks and their meaning, above the plot."""
     parts, at = [], LEFT
-    for kind, said in kinds:
-        parts += [_mark(kind, at + 8, 18), tag("text", said, x=at + 22, y=22.0)]
+    for dot, said in kinds:
+        parts += [_mark(dot, at + 8, 18), tag("text", said, x=at + 22, y=22.0)]
         at += 48 + 7.0 * len(said)
     return markup(*parts)

@@ -31,7 +31,7 @@ TRAIN_COLUMNS: Final = ("run", "state", "rounds", "score", "best", "time", "crea
 GROW_COLUMNS: Final = (
     "grow run",
     "state",
-    "score",
+    "test score",
     "your model",
     "parameters",
     "time",
@@ -63,7 +63,7 @@ def _show_runs(config: _ListRuns) -> None:
     elif found:
         _print_tables(found)
     else:
-        say(f"no runs in {config.runs} yet: esper train ppo starts one")
+        say(f"no runs in {config.runs} yet: esper grow --demo starts one")
 
 
 def entry(run: RunSummary) -> dict[str, Json]:

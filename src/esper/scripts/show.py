@@ -47,8 +47,8 @@ def _show_grow_run(path: Path, as_json: bool) -> None:
     """Verdict, frontier and settings; without a result yet, its state."""
     from esper.growing.folder import RESULT, read_info
     from esper.growing.result import GrowResult
-    from esper.karn.report.grow_sections import settings_rows
     from esper.karn.views import run_summary
+    from esper.karn.views.search_notes import settings_rows
     from esper.leyline.codec import to_json
     from esper.scripts.runs import entry
 
@@ -61,7 +61,9 @@ def _show_grow_run(path: Path, as_json: bool) -> None:
         return
     if result is None:
         of = "" if found.total is None else f" of {found.total:.3g}"
-        say(f"{found.state.value}: {found.done:.2f}{of} {found.unit}, no result yet")
+        say(f"{found.state.value}: {found.done:.2f}{of} {found.unit}, not judged on test yet")
+        if found.headline:
+            say(found.headline)
         say(f"\nrun folder: {path}")
     else:
         say(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,7 @@ import pytest
 from esper.karn import views
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import STAGE_MARKS
+from esper.karn.views.curves import CurvePoint
 from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import Estimate
 from tui_support import ShotApp, normalised, screen_text, training_shot
@@ -114,6 +116,16 @@ def test_search_shows_frontier_and_pick():
     networks = shown(grow_shot(), size, ("2",))
     assert "empty, conv_light" in networks
     assert "empty, conv_light; rate 0.03" in shown(grow_shot(), LARGE)
+
+
+def test_scores_that_are_not_judged_are_called_validation_scores():
+    shot = grow_shot()
+    points = tuple(replace(one, score=Estimate(math.nan, math.nan, math.nan), is_pick=False)
+                   for one in shot.frontier)  # fmt: skip
+    curve = replace(shot.curves[0], points=(CurvePoint(1.0, 0.8, math.nan, math.nan),))
+    text = shown(replace(shot, frontier=points, curves=(curve,)), SMALL)
+    assert "validation score so far" in text
+    assert "test score" not in text
 
 
 def test_comparison_draws_intervals_on_one_scale():

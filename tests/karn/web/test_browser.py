@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -11,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from esper.karn.report.page import page as report_page
 from esper.karn.web.places import id_of
+from esper.storage.folder_lock import FolderLock
+from search_folder import RESULT, ROWS, search_folder, write
 from web_support import CHROMIUM, HOSTILE, REQUIRED, browser, server, train
 
 pytestmark = pytest.mark.skipif(
@@ -19,6 +23,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs Chromium and playwright: make test-browser",
 )
 
+AXE = Path(os.environ.get("ESPER_NODE_MODULES", "node_modules")) / "axe-core" / "axe.min.js"
 PATIENCE = 60_000
 """Milliseconds; a process imports torch before it trains."""
 
@@ -83,6 +88,93 @@ def test_list_run_live_curves_kill_compare_report(own):
         run.stdout.close()
     # Chromium itself reports the script of the report page that its policy blocked.
     assert [m for m in messages if "/report" not in m and "sandboxed" not in m] == []
+
+
+def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
+    messages: list[str] = []
+    run = search_folder(tmp_path / "runs" / "grown", ROWS[:1], has_result=False)
+    lock = FolderLock(run)
+    with server(tmp_path / "runs") as (address, _), browser(messages=messages) as page:
+        page.goto(f"{address}runs/grown")
+        networks = page.locator(".network")
+        networks.first.wait_for()
+        assert (
+            page.locator(".headline").inner_text().startswith("validation accuracy 0.7000 so far")
+        )
+        write(run / "search.json", {"rows": list(ROWS), "seconds": 12.0, "ended": ""})
+        wait_for_more(page, ".network", 4)
+        assert page.locator("#frontier .axis text", has_text="validation score (accuracy)").count()
+        assert page.locator('.network .mark[fill="var(--panel)"]').count() == 5, "all are hollow"
+        assert page.locator(".network .mark[stroke-dasharray]").count() == 1, "one is under way"
+
+        write(run / "result.json", RESULT)
+        lock.release()
+        page.get_by_text("Finished.").wait_for()
+        assert page.locator('.network .mark[fill="var(--panel)"]').count() == 3, "two are filled"
+        page.locator("#frontier select").first.select_option("test")
+        assert page.locator("#frontier .axis text", has_text="test score (accuracy)").count()
+        assert networks.count() == 2, "none without a test score is on its axis"
+
+        (run / "search.json").write_text("{")
+        page.get_by_text("Cannot be read").first.wait_for()
+        assert "search.json" in page.locator(".sentence").inner_text()
+        assert page.locator(".headline").inner_text() == RESULT["verdict"]
+        assert networks.count() == 2
+    assert messages == []
+
+
+def test_a_network_is_found_pinned_and_left_by_keyboard_alone(tmp_path):
+    run = search_folder(tmp_path / "runs" / "grown")
+    with server(tmp_path / "runs") as (address, _), browser() as page:
+        page.goto(f"{address}runs/grown")
+        page.locator(".network").first.wait_for()
+        sections = page.locator("main h2").all_inner_texts()
+        assert sections == re.findall("<h2>(.*?)</h2>", report_page(run)), "as in the report"
+        page.locator("#frontier select").last.select_option("seconds")
+        page.locator("#frontier select").last.focus()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        card = page.locator(".card")
+        assert "your model" in card.inner_text()
+        page.keyboard.press("End")
+        for words in ("width x2, depth x0.5, norm", "0.85 ± 0.02", "+0.1 against your model", "300",
+                      "1.5 [1.2, 2] ms", "30 batches of 16, shift", "#0 your model"):  # fmt: skip
+            assert words in card.inner_text(), words
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="networks/0002.py").wait_for()
+        assert ".pick()" in page.locator(".detail").inner_text()
+        assert "import torch" in page.locator(".detail").inner_text()
+        page.keyboard.press("Home")
+        assert "your model" in card.locator("h3").inner_text()
+        page.keyboard.press("Escape")
+        assert not page.locator(".detail").is_visible()
+        page.get_by_role("link", name="Esper").click()
+        assert "test accuracy 0.8500" in page.locator("td.result").inner_text()
+
+
+@pytest.mark.skipif(not REQUIRED and not AXE.exists(), reason="needs axe-core: make test-browser")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_of_a_search_pass_axe_and_fit_a_phone(tmp_path, scheme):
+    search_folder(tmp_path / "runs" / "grown")
+    ask = "axe.run().then(found => found.violations.map(one => one.id + one.nodes[0].html))"
+    wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    for width in (390, 1280):
+        with server(tmp_path / "runs") as (address, _), browser(width, scheme) as page:
+            for path, part in (("", "td.result"), ("runs/grown", ".network"), ("nowhere", "h1")):
+                page.goto(address + path)
+                page.locator(part).first.wait_for()
+                if path == "runs/grown":
+                    page.locator(".network .mark").first.click()
+                    page.get_by_role("heading", name="Training loss").wait_for()
+                page.evaluate(AXE.read_text())
+                assert page.evaluate(ask) == [], path
+                assert not page.evaluate(wide), path
+
+
+def test_an_empty_folder_offers_the_demo(tmp_path):
+    with server(tmp_path) as (address, _), browser() as page:
+        page.goto(address)
+        page.get_by_text("esper grow --demo").wait_for()
 
 
 def test_names_with_markup_are_text_everywhere(own):

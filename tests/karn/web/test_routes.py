@@ -21,16 +21,61 @@ from esper.karn.web.places import RunsFolder, id_of
 from esper.leyline.stages import SeedStage
 from esper.leyline.text import visible
 from esper.storage.folder_lock import FolderLock
-from web_support import HOSTILE, SOCKETS
+from search_folder import search_folder
+from web_support import ADDRESS, HOSTILE, SOCKETS
 
 
-@pytest.mark.parametrize("path", ["/", "/compare", "/runs/ppo", "/runs/no-such-run"])
+@pytest.mark.parametrize("path", ["/", "/compare", "/runs/ppo"])
 def test_pages_are_static_and_hold_no_names(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.text.count("<script") == answer.text.count('<script type="module" src="/static/')
     assert "style=" not in answer.text
+
+
+@pytest.mark.parametrize("path", ["/runs/no-such-run", "/nowhere", "/runs/cmp/networks/0001.py"])
+def test_an_unknown_address_is_a_page_with_a_way_back(client, path):
+    answer = client.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert '<a class="button" href="/">' in answer.text
+    assert "content-security-policy" in answer.headers
+    assert client.get(f"/api{path}").json()["error"]
+
+
+def test_a_reason_in_a_page_is_text(client):
+    text = client.get("/runs/<img src=x onerror=alert(1)>").text
+    assert "&lt;img" in text
+    assert "<img src=x" not in text
+
+
+def test_a_grow_run_offers_its_networks(tmp_path):
+    run = search_folder(tmp_path / "runs" / "grown")
+    app = make_app(RunsFolder(tmp_path / "runs"), access_for("127.0.0.1", None))
+    client = TestClient(app, base_url=ADDRESS)
+    message = client.get("/api/runs/grown").json()
+    assert message["run"]["headline"].startswith("test accuracy 0.8500")
+    assert [point["val_score"] for point in message["best"]] == [0.7, 0.8, 0.9]
+    assert {point["label"] for point in message["frontier"]} == {"0", "1", "2", "3", "4"}
+    detail = client.get("/api/runs/grown/networks/2").json()
+    assert detail["script"] == "import torch\n"
+    for file in detail["files"]:
+        answer = client.get(f"/runs/grown/networks/{file['name']}")
+        assert answer.content == (run / "networks" / file["name"]).read_bytes()
+        assert answer.headers["content-disposition"].startswith("attachment")
+        assert answer.headers["content-type"] == "application/octet-stream"
+    for name in ("../grow.json", "%2e%2e/grow.json", "0009.py", "0002-plain/..", "0002-plain", ""):
+        assert client.get(f"/runs/grown/networks/{name}").status_code == 404, name
+    assert client.get("/api/runs/grown/networks/77").status_code == 400
+
+
+def test_a_damaged_table_leaves_the_rest_of_a_grow_run_and_is_named(tmp_path):
+    run = search_folder(tmp_path / "runs" / "grown")
+    (run / "search.json").write_text("{")
+    message = RunFeed(run).first()
+    assert message["run"]["verdict"] == "width x2 is better"
+    assert len(message["frontier"]) == 5
+    assert "search.json" in message["problems"]["curves"]
 
 
 def test_every_file_that_pages_and_modules_name_is_there(client):

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report.grow_sections import settings_rows
-from esper.karn.report.sections import SECTIONS
-from esper.karn.views import RunKind, RunSummary
+from esper.karn.report.sections import SECTIONS, note_section
+from esper.karn.views import RunKind, RunState, RunSummary
 from esper.karn.views.damage import reader
+from esper.leyline.errors import EsperError
 from esper.plotting.durations import duration_text, format_duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.plotting.numbers import interval, number
@@ -40,6 +40,8 @@ def write_page(run: Path, path: Path | None = None) -> Path:
 def page(run: Path) -> str:
     """The page as text."""
     found = views.run_summary(run)
+    if found.state is RunState.BROKEN:  # a page to keep has all of its parts
+        raise EsperError(found.problem)
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -50,8 +52,11 @@ def page(run: Path) -> str:
         tag("style", Markup(STYLE + MORE_STYLE)),
     )
     made = [make(run) for make in SECTIONS[found.kind]]
+    made += [note_section(note) for note in views.read_notes(run)]
+    if found.kind is not RunKind.GROW:
+        made.append(("Settings", [_settings(run, found)]))
     parts = [_section(title, content) for title, content in made if content]
-    main = tag("main", _opening(found), *parts, _section("Settings", [_settings(run, found)]))
+    main = tag("main", _opening(found), *parts)
     body = tag("body", main, class_="esper-grow page")
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
@@ -67,7 +72,7 @@ def _opening(found: RunSummary) -> Markup:
     facts = [
         ("state", found.state.value, found.problem),
         (found.unit or "progress", amount(found.done), total),
-        ("score", number(found.score), _best(found)),
+        (_score_name(found), number(found.score), _beside(found)),
         ("time", duration_text(found.seconds), f"started {found.created} UTC"),
     ]
     cards = [
@@ -87,14 +92,20 @@ def _opening(found: RunSummary) -> Markup:
     )
 
 
-def _best(found: RunSummary) -> str:
+def _score_name(found: RunSummary) -> str:
+    return f"test {found.metric}" if found.kind is RunKind.GROW else "training score"
+
+
+def _beside(found: RunSummary) -> str:
+    if found.host_score is not None and found.params is not None:
+        return f"{found.params:,} parameters; your model: {found.host_score:.4f}"
     return "" if found.best_score is None else f"best round: {found.best_score:.4f}"
 
 
 def verdict(found: RunSummary) -> str:
     """The outcome in one line."""
     if found.kind is RunKind.GROW:
-        return found.verdict or "no result yet"
+        return found.verdict or found.headline or "no network has a score yet"
     if found.kind is RunKind.TRAIN:
         return _training_verdict(found)
     return _contender_verdict(found)
@@ -127,8 +138,6 @@ def _contender_verdict(found: RunSummary) -> str:
 
 
 def _settings(run: Path, found: RunSummary) -> Markup:
-    if found.kind is RunKind.GROW:
-        return table("Settings of the run", ("setting", "value"), settings_rows(run))
     rows = [
         ("kind", found.kind.value),
         ("task", found.task),

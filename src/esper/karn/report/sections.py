@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
-from esper.karn.report.grow_sections import GROW_SECTIONS, Section
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.curves import CurvePoint
@@ -17,7 +16,7 @@ from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.leyline.variants import describe_variant
 from esper.plotting.frontier_plot import Dot, frontier_plot
-from esper.plotting.html import Markup, details, table, tag
+from esper.plotting.html import Markup, code, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
 from esper.plotting.numbers import interval, number
 from esper.storage import run_files as f
@@ -28,6 +27,22 @@ MAX_CURVES: Final = 3
 """Networks whose curves are drawn, as many as the legend has room for."""
 MAX_LEGEND: Final = 16
 """Characters of each in it."""
+
+
+Section = tuple[str, list[Markup]]
+"""Title and content."""
+LONG_CODE: Final = 20
+"""Lines of code from which on it is shown on demand."""
+
+
+def note_section(note: views.Note) -> Section:
+    """A section of text."""
+    lines = [tag("p", line) for line in note.lines]
+    rows = [table(note.title, ("what", "value"), note.rows)] if note.rows else []
+    shown = code(*note.code.splitlines()) if note.code else None
+    if shown is not None and note.code.count("\n") >= LONG_CODE:
+        shown = details("Show it", shown)
+    return note.title, [*lines, *rows, *([] if shown is None else [shown])]
 
 
 def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
@@ -307,13 +322,11 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     ]
 
 
-def _networks(run: Path) -> Section:
-    """Frontier of networks or topologies."""
+def _topologies(run: Path) -> Section:
+    """Topologies of an audit by size and test score."""
     found = views.read_frontier(run)
-    host = "your model" if views.kind_of(run) is views.RunKind.GROW else "the host"
-    words = {"pick": "the pick", "host": host, "front": "on the frontier", "static": "others",
-             "others": "others, validation score"}  # fmt: skip
-    dots = [Dot(_seed_names(one), one.params, _shown_score(one), _kind(one)) for one in found]
+    words = {"host": "the host", "front": "on the frontier", "static": "others"}
+    dots = [Dot(_seed_names(one), one.params, one.score, _kind(one)) for one in found]
     head = ("network", "test (interval)", "validation", "parameters", "MACs", "number")
     rows = [
         (_seed_names(one), interval(one.score), number(one.val_score), f"{one.params:,}",
@@ -327,19 +340,73 @@ def _networks(run: Path) -> Section:
     ]  # fmt: skip
 
 
-def _shown_score(one: views.FrontierPoint) -> Estimate:
-    """On test; networks that were not judged on it are shown by validation."""
-    return _exact(one.val_score) if math.isnan(one.score.value) else one.score
-
-
 def _kind(one: views.FrontierPoint) -> str:
-    if one.is_pick:
-        return "pick"
     if one.is_host:
         return "host"
-    if math.isnan(one.score.value):
-        return "others"
     return "front" if one.on_frontier else "static"
+
+
+_GROWN: Final = {
+    "pick": "the pick", "host": "your model", "front": "judged on test",
+    "others": "validation score alone", "under-way": "under way",
+}  # fmt: skip
+"""Kinds of networks of a search in its pictures."""
+
+
+def _networks(run: Path) -> Section:
+    """Networks of a search: judged ones on test, all of them on validation."""
+    found = views.read_frontier(run)
+    judged = [one for one in found if math.isfinite(one.score.value)]
+    line = "the line joins those that no smaller one beats on validation."
+    judged_dots = [_grown_dot(one, one.score) for one in judged]
+    every_dot = [_grown_dot(one, _exact(one.val_score)) for one in found]
+    on_test = _picture(
+        frontier_plot(judged_dots, "test score", words=_GROWN),
+        f"Networks that were judged on test, with one standard error; {line}",
+    )
+    on_validation = _picture(
+        frontier_plot(every_dot, "validation score", words=_GROWN),
+        f"Every run by its validation score; filled: judged on test as well; {line}",
+    )
+    head = ("network", "test (standard error)", "gain on test", "validation", "parameters", "MACs",
+            "ms a sample", "recipe", "from", "number")  # fmt: skip
+    rows = [
+        (_seed_names(one), interval(one.score), number(one.gain, "+.4f"), number(one.val_score),
+         f"{one.params:,}", f"{one.macs:,}", interval(one.latency, ".3g"), one.recipe, one.parent,
+         one.label)
+        for one in found
+    ]  # fmt: skip
+    pictures = [on_test, on_validation] if judged else [on_validation]
+    return "Frontier", [*pictures, _as_table("Networks", head, rows, (1, 2, 3, 4, 5, 6, 8, 9))]
+
+
+def _grown_dot(one: views.FrontierPoint, score: Estimate) -> Dot:
+    is_judged = math.isfinite(one.score.value)
+    kind = "under-way" if one.under_way else "front" if is_judged else "others"
+    kind = "pick" if one.is_pick else "host" if one.is_host else kind
+    return Dot(_seed_names(one), one.params, score, kind, not is_judged, one.on_frontier)
+
+
+def _best(run: Path) -> Section:
+    """The best validation score against the time that was trained."""
+    found = views.read_best(run)
+    ends = [one.elapsed for one in views.read_frontier(run) if math.isfinite(one.elapsed)]
+    steps: list[tuple[float, Estimate]] = []
+    for one in found:
+        steps += [(one.elapsed, step) for _, step in steps[-1:]]
+        steps.append((one.elapsed, _exact(one.val_score)))
+    steps += [(max(ends), step) for _, step in steps[-1:] if ends]
+    rows = [
+        (number(one.elapsed, ".1f"), number(one.val_score), one.label, f"{one.params:,}")
+        for one in found
+    ]
+    label = f"The best validation score rose {len(found)} times; the table has the values"
+    return "Best score so far", [
+        _picture(line_plot([Series("", tuple(steps))], "seconds of training, all runs",
+                           "validation score", label, 240.0),
+                 "Validation score of the best network within the budget."),
+        _as_table("Best scores", ("seconds", "validation score", "number", "parameters"), rows),
+    ]  # fmt: skip
 
 
 def _seed_names(one: views.FrontierPoint | views.NetworkCurve) -> str:
@@ -365,7 +432,7 @@ def _network_curves(run: Path) -> Section:
     ]  # fmt: skip
     label = f"Scores of {len(series)} networks by length; the table below has the values"
     return "Score by length", [
-        _picture(line_plot(series, "length of training, 1: in full", "score", label),
+        _picture(line_plot(series, "length of training, 1: in full", "validation score", label),
                 "The best networks, each by the best of its recipes; the table has all of them."),
         _as_table("Networks and their last scores by length",
                  ("network", "parameters", "recipe, if another", "scores"), rows, (1,)),
@@ -392,10 +459,10 @@ SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
     ),
     views.RunKind.GROW: (
         _networks,
+        _best,
         _network_curves,
-        *GROW_SECTIONS,
     ),
     views.RunKind.COMPARE: (_contenders,),
-    views.RunKind.AUDIT: (_contenders, _networks, _network_curves),
+    views.RunKind.AUDIT: (_contenders, _topologies, _network_curves),
 }
 """Sections of each kind of run, in order."""

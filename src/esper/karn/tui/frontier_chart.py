@@ -45,11 +45,11 @@ class FrontierChart(Panel):
 
     def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
         """Chart of all networks; before the result, those that are being trained."""
-        points = _judged(shot) or _in_training(shot)
+        judged = _judged(shot)
+        points = judged or _in_training(shot)
         if not points:
             return hint("no network is measured yet")
-        judged = bool(shot.frontier)
-        return Group(_legend(points, judged), _chart(points, width, max(5, height - 1)))
+        return Group(_legend(points, bool(judged)), _chart(points, width, max(5, height - 1)))
 
 
 def _judged(shot: RunShot) -> list[_Point]:

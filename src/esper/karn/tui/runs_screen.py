@@ -52,7 +52,7 @@ class RunsScreen(Screen[None]):
         except UNREADABLE as error:
             self.app.call_from_thread(self._show, (), problem_of(error))
         else:
-            note = "" if runs else f"no runs in {self.root} yet: esper train ppo starts one"
+            note = "" if runs else f"no runs in {self.root} yet: esper grow --demo starts one"
             self.app.call_from_thread(self._show, runs, note)
 
     def _show(self, runs: tuple[views.RunSummary, ...], note: str) -> None:

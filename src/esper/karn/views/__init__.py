@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from esper.karn.views.events import last_events as last_events
     from esper.karn.views.follow import RunCursor as RunCursor
     from esper.karn.views.follow import RunUpdate as RunUpdate
+    from esper.karn.views.frontier import BestPoint as BestPoint
     from esper.karn.views.frontier import FrontierPoint as FrontierPoint
+    from esper.karn.views.frontier import read_best as read_best
     from esper.karn.views.frontier import read_frontier as read_frontier
     from esper.karn.views.health import Anomaly as Anomaly
     from esper.karn.views.health import PPOPoint as PPOPoint
@@ -39,9 +41,13 @@ if TYPE_CHECKING:
     from esper.karn.views.members import MemberState as MemberState
     from esper.karn.views.members import SlotState as SlotState
     from esper.karn.views.members import read_members as read_members
+    from esper.karn.views.network_files import NetworkDetail as NetworkDetail
+    from esper.karn.views.network_files import network_detail as network_detail
     from esper.karn.views.plain import to_plain as to_plain
     from esper.karn.views.rounds import RoundPoint as RoundPoint
     from esper.karn.views.rounds import read_rounds as read_rounds
+    from esper.karn.views.search_notes import Note as Note
+    from esper.karn.views.search_notes import read_notes as read_notes
     from esper.karn.views.seeds import SeedLife as SeedLife
     from esper.karn.views.seeds import StageSpan as StageSpan
     from esper.karn.views.seeds import read_seeds as read_seeds

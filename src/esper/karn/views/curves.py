@@ -6,29 +6,21 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from esper.karn.views.audit_records import read_audit_rows, read_audit_setup
 from esper.karn.views.damage import reader
-from esper.karn.views.documents import (
-    Entries,
-    entries,
-    objects,
-    read_entries,
-    real,
-    text,
-    texts,
-    whole,
-)
+from esper.karn.views.documents import Entries, entries, real, text, texts, whole
 from esper.karn.views.kinds import RunKind, kind_of
-from esper.leyline.codec import Json
+from esper.karn.views.search_table import (
+    SearchTable,
+    merit,
+    read_search,
+    recipe_differences,
+    recipe_entries,
+)
 from esper.leyline.statistics import t_interval
-from esper.storage import run_files as f
-
-_NAMES: Final = {"lr": "rate", "augment": "augmentation", "start": "weights of run"}
-"""Of entries of a recipe whose own names are no words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +54,8 @@ class NetworkCurve:
     finished: bool
     """Trained in full."""
     points: tuple[CurvePoint, ...]
+    runs: tuple[str, ...] = ()
+    """Numbers of the runs that the points are (grow)."""
 
 
 @reader
@@ -73,77 +67,43 @@ def read_curves(run: Path) -> tuple[NetworkCurve, ...]:
     return _audited(run) if kind is RunKind.AUDIT else ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """What the runs of a search are compared with."""
-
-    variants: tuple[str, ...]
-    samples: float
-    """Of a training run of the model as given in full."""
-    given: Entries
-    """Its row."""
-
-
 def _searched(run: Path) -> tuple[NetworkCurve, ...]:
-    if not (run / f.SEARCH).exists():
-        return ()
-    info, rows = read_entries(run / f.GROW), objects(read_entries(run / f.SEARCH), "rows")
-    samples = real(info, "length") * real(info, "batch_size")
-    search = _Search(texts(info, "variants"), samples, rows[0] if rows else {})
+    search = read_search(run)
+    if not search.rows:
+        search.require_whole()
     groups: dict[tuple[object, ...], list[Entries]] = defaultdict(list)
-    for row in rows:
-        groups[whole(row, "variant"), texts(row, "topology"), str(_recipe(row))].append(row)
-    groups_by_merit = sorted(groups.values(), key=lambda rows: max(map(_merit, rows)), reverse=True)
+    for row in search.rows:
+        key = whole(row, "variant"), texts(row, "topology"), str(recipe_entries(row))
+        groups[key].append(row)
+    groups_by_merit = sorted(groups.values(), key=lambda rows: max(map(merit, rows)), reverse=True)
     return tuple(_network(rows, search) for rows in groups_by_merit)
 
 
-def _recipe(row: Entries) -> dict[str, Json]:
-    """How a run is trained, seed and starting weights included; its length apart."""
-    recipe = {**entries(row, "recipe"), "seed": row.get("seed"), "start": row.get("start")}
-    return {name: value for name, value in recipe.items() if name != "batches"}
-
-
-def _differences(row: Entries, given: Entries) -> str:
-    """What differs from the recipe of the model as given, as in `rate 0.01, seed 7`."""
-    reference, recipe = _recipe(given), _recipe(row)
-    named = {name: _NAMES.get(name, name.replace("_", " ")) for name in recipe}
-    return ", ".join(
-        f"{named[name]} {value:.3g}" if isinstance(value, float) else f"{named[name]} {value}"
-        for name, value in recipe.items()
-        if value != reference.get(name)
-    )
-
-
-def _merit(row: Entries) -> float:
-    """The score so that higher is better; unknown ones last."""
-    score = real(row, "score")
-    return -math.inf if math.isnan(score) else -score if row.get("lower_is_better") else score
-
-
-def _network(rows: list[Entries], search: _Search) -> NetworkCurve:
+def _network(rows: list[Entries], search: SearchTable) -> NetworkCurve:
     """The runs of one network by one recipe."""
-    best = max(rows, key=_merit)
-    variants, variant, parent = search.variants, whole(best, "variant") or 0, whole(best, "parent")
+    best = max(rows, key=merit)
+    parent = whole(best, "parent")
     trained = [row for row in rows if text(row, "status") != "planned"]
     trained.sort(key=lambda row: whole(row, "trained") or 0)
     recipe = entries(best, "recipe")
-    share = real(recipe, "batch_size") / search.samples  # of a run in full, by one batch
+    batch = search.length({**best, "trained": 1})
     return NetworkCurve(
         label=str(whole(best, "number")),
         topology=texts(best, "topology"),
-        variant=variants[variant] if variant < len(variants) else str(variant),
+        variant=search.variant(best),
         origin=text(best, "origin"),
         parent="" if parent is None else str(parent),
         learning_rate=real(recipe, "lr"),
-        recipe=_differences(best, search.given),
+        recipe=recipe_differences(best, search.rows[0]),
         params=whole(best, "params") or 0,
         macs=whole(best, "macs") or 0,
         # The length of a run is a whole number of its batches: the nearest to the full one.
-        finished=any(share * (real(row, "trained") + 0.5) >= 1.0 for row in trained),
+        finished=any(search.length(row) + 0.5 * batch >= 1.0 for row in trained),
         points=tuple(
-            CurvePoint(share * real(row, "trained"), real(row, "score"), math.nan, math.nan)
+            CurvePoint(search.length(row), real(row, "score"), math.nan, math.nan)
             for row in trained
         ),
+        runs=tuple(str(whole(row, "number")) for row in trained),
     )
 
 

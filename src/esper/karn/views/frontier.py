@@ -5,21 +5,37 @@ Shape letters: C contexts, H hosts.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from esper.karn.views.audit_records import AuditRow, AuditSetup, read_audit_rows, read_audit_setup
 from esper.karn.views.damage import reader
-from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, texts
+from esper.karn.views.documents import Entries, entries, objects, real, text, texts, whole
 from esper.karn.views.kinds import RunKind, kind_of
+from esper.karn.views.search_table import (
+    SearchTable,
+    gain,
+    given_run,
+    merit,
+    read_search,
+    recipe_text,
+    scored,
+    validation_frontier,
+    within,
+)
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, student_estimate
 from esper.plotting.pareto import frontier
 from esper.storage import run_files as f
+from esper.storage.folder_lock import is_locked
+
+UNKNOWN: Final = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +55,42 @@ class FrontierPoint:
     score: Estimate
     """On test; the interval is one standard error (grow) or 95 % over contexts (audit)."""
     val_score: float
+    """NaN: not known, or it diverged."""
     on_frontier: bool
     """No smaller one is better on validation (grow) or on test (audit)."""
     is_host: bool
+    """The model as given (its best run), or the host without seeds."""
     is_pick: bool
+    under_way: bool = False
+    """Still being trained: its validation score is one on the way (grow)."""
+    recipe: str = ""
+    """How it was trained (grow)."""
+    parent: str = ""
+    """Number of the run it was proposed from; empty if none."""
+    latency: Estimate = UNKNOWN
+    """Milliseconds for one sample, and the middle half of all samples; NaN: not measured."""
+    gain: float = math.nan
+    """Test score over that of the model as given; positive is better."""
+    val_gain: float = math.nan
+    """Validation score over that of the model as given; positive is better."""
+    length: float = math.nan
+    """Length of its training; 1: a training run in full."""
+    seconds: float = math.nan
+    """That it was trained."""
+    elapsed: float = math.nan
+    """Seconds of training of this run and all before it in the table, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestPoint:
+    """The best validation score so far, from a run on."""
+
+    elapsed: float
+    """Seconds of training of all runs until then, one after another."""
+    val_score: float
+    label: str
+    """Number of the run."""
+    params: int
 
 
 @reader
@@ -62,36 +110,124 @@ def read_frontier(run: Path) -> tuple[FrontierPoint, ...]:
 
 
 def _grown(run: Path) -> list[FrontierPoint]:
-    if not (run / f.RESULT).exists():
-        return []
-    result = read_entries(run / f.RESULT)
-    host, pick = entries(result, "host"), real(result, "pick")
-    judged = {real(one, "number"): one for one in (*objects(result, "networks"), host)}
-    if pick == pick and pick not in judged:  # an unknown one is NaN
-        raise EsperError(f"{run / f.RESULT} is damaged: its pick {pick:.0f} is no network")
-    front = {real(one, "number") for one in objects(result, "networks")}
-    others = {real(one, "number"): one for one in objects(result, "others")}
+    """Every run with a validation score, from the first on; test scores once there is a result."""
+    search = read_search(run)
+    rows, judged = _rows_by_number(search), search.judged
+    pick, host = whole(search.result, "pick"), _host_of(search)
+    if pick is not None and pick not in judged:
+        raise EsperError(f"{run / f.RESULT} is damaged: its pick {pick} is no network")
+    if judged:
+        front: set[int | None] = {
+            whole(one, "number") for one in objects(search.result, "networks")
+        }
+    else:
+        front = validation_frontier(within(search.rows, search.info))
+    live, elapsed = is_locked(run), _elapsed(search)
+    points = [
+        replace(
+            _point(row, judged.get(number, {}), search, live),
+            on_frontier=number in front,
+            is_host=number == host,
+            is_pick=number == pick,
+            elapsed=elapsed.get(number, math.nan),
+        )
+        for number, row in rows.items()
+    ]
+    if not points:
+        search.require_whole()
+    return _with_gains(points, search.sign)
+
+
+def _rows_by_number(search: SearchTable) -> dict[int, Entries]:
+    """Runs with a score; networks of the result whose runs the table does not have as well."""
+    records = (*objects(search.result, "others"), *search.judged.values())
+    every = (*map(_as_row, records), *scored(search.rows))
+    return {number: row for row in every if (number := whole(row, "number")) is not None}
+
+
+def _as_row(record: Entries) -> Entries:
+    """A network of the result as a row of the table."""
+    return {**record, "score": record.get("val_score"), "status": "finished", "trained": None}
+
+
+def _host_of(search: SearchTable) -> int | None:
+    return whole(entries(search.result, "host") or given_run(search.rows), "number")
+
+
+def _elapsed(search: SearchTable) -> dict[int | None, float]:
+    seconds = [real(row, "seconds") for row in search.rows]
+    sums = itertools.accumulate(0.0 if math.isnan(one) else one for one in seconds)
+    return {whole(row, "number"): at for row, at in zip(search.rows, sums, strict=True)}
+
+
+def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> FrontierPoint:
+    score, se, parent = real(judged, "test_score"), real(judged, "test_se"), whole(row, "parent")
+    variant = row.get("variant")
+    return FrontierPoint(
+        label=str(whole(row, "number")),
+        topology=texts(row, "topology"),
+        variant=variant if isinstance(variant, str) else search.variant(row),
+        origin=text(row, "origin"),
+        params=whole(judged or row, "params") or 0,
+        macs=whole(row, "macs") or 0,
+        score=Estimate(score, score - se, score + se),
+        val_score=real(row, "score"),
+        on_frontier=False,
+        is_host=False,
+        is_pick=False,
+        under_way=live and _is_cut(row),
+        recipe=recipe_text(row),
+        parent="" if parent is None else str(parent),
+        latency=_latency(judged or row),
+        length=search.length(row),
+        seconds=real(row, "seconds"),
+    )
+
+
+def _is_cut(row: Entries) -> bool:
+    """Whether a run was judged before its end."""
+    batches = real(entries(row, "recipe"), "batches")
+    return text(row, "status") == "cut" and real(row, "trained") < batches
+
+
+def _latency(one: Entries) -> Estimate:
+    """0 stands for one that was not measured."""
+    median, low, high = (real(one, f"latency{end}") or math.nan for end in ("", "_low", "_high"))
+    return Estimate(median, low, high)
+
+
+def _with_gains(points: list[FrontierPoint], sign: float) -> list[FrontierPoint]:
+    """Points with what they gain over the model as given."""
+    host = next((point for point in points if point.is_host), None)
+    if host is None:
+        return points
     return [
-        _network(one, number in front, number == real(host, "number"), number == pick)
-        for number, one in (others | judged).items()
+        replace(
+            point,
+            gain=gain(point.score.value, host.score.value, sign),
+            val_gain=gain(point.val_score, host.val_score, sign),
+        )
+        for point in points
     ]
 
 
-def _network(one: Entries, on_frontier: bool, is_host: bool, is_pick: bool) -> FrontierPoint:
-    score, se = real(one, "test_score"), real(one, "test_se")
-    return FrontierPoint(
-        label=f"{real(one, 'number'):.0f}",
-        topology=texts(one, "topology"),
-        variant=text(one, "variant"),
-        origin=text(one, "origin"),
-        params=int(real(one, "params")),
-        macs=int(real(one, "macs")),
-        score=Estimate(score, score - se, score + se),
-        val_score=real(one, "val_score"),
-        on_frontier=on_frontier,
-        is_host=is_host,
-        is_pick=is_pick,
-    )
+@reader
+def read_best(run: Path) -> tuple[BestPoint, ...]:
+    """The best validation score of a grow run so far, whenever it rose; empty for other runs."""
+    if kind_of(run) is not RunKind.GROW:
+        return ()
+    search = read_search(run)
+    if not search.rows:
+        search.require_whole()
+    elapsed, best, found = _elapsed(search), -math.inf, list[BestPoint]()
+    for row in scored(within(search.rows, search.info)):
+        if merit(row) > best:
+            best, number = merit(row), whole(row, "number")
+            found.append(
+                BestPoint(elapsed[number], real(row, "score"), str(number),
+                          whole(row, "params") or 0)
+            )  # fmt: skip
+    return tuple(found)
 
 
 # ---- audit -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from esper.karn.views.documents import Entries, entries, objects, read_entries, 
 from esper.karn.views.events import last_events
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
 from esper.karn.views.rounds import numbered
+from esper.karn.views.search_table import headline, read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
@@ -41,7 +42,7 @@ class RunState(StrEnum):
     KILLED = "killed"
     """Ended without a word: kill -9, a power cut."""
     BROKEN = "broken"
-    """The folder cannot be read; `problem` says why."""
+    """The folder, or a part of it, cannot be read; `problem` says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,11 @@ class RunSummary:
     """Of the model as it was given, on test (grow)."""
     metric: str = ""
     """What the score is (grow)."""
+    headline: str = ""
+    """Result in a few words: of the pick on test, of the best run on validation before (grow);
+    of the newest round (train)."""
     verdict: str = ""
-    """Outcome in one line (grow)."""
+    """Outcome in one sentence (grow)."""
     resume: str = ""
     """Command that continues it, for a shell; empty if it is finished or not known."""
 
@@ -178,6 +182,8 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
     )
     if running:
         run = _with_newest_round(run)
+    if run.score is not None:
+        run = replace(run, headline=f"training score {run.score:.4f}")
     return _with_training_times(run, last) if last else run
 
 
@@ -243,30 +249,29 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
     if running and not (path / f.GROW).exists():  # written a moment after the folder
         return replace(run, state=RunState.RUNNING)
     info = read_entries(path / f.GROW, f.GROW_SCHEMA)
-    result = read_entries(path / f.RESULT) if (path / f.RESULT).exists() else {}
-    search = read_entries(path / f.SEARCH) if (path / f.SEARCH).exists() else {}
-    host = entries(result, "host")
-    networks = [*objects(result, "networks"), host]
-    pick = next((one for one in networks if one.get("number") == result.get("pick")), {})
-    sessions = read_work_sessions(path)
+    search, sessions = read_search(path), read_work_sessions(path)
+    pick, host = search.pick, entries(search.result, "host")
     last = sessions[-1] if sessions else None
-    state = _grow_state(running, result, last)
-    run = _with_search(run, info, result or search)
+    state = _grow_state(running, search.result, last)
+    if search.problems and not running:
+        state = RunState.BROKEN
+    run = _with_search(run, info, search.spent)
     return replace(
         run,
         state=state,
-        problem=last.failure if last else "",
+        problem=(last.failure if last else "") or next(iter(search.problems), ""),
         resume=_resume_of(last, state) if last else "",
         task=text(info, "model"),
         seed=whole(info, "seed"),
         created=text(info, "created"),
         updated=_updated(sessions),
         pace=60.0 if running and run.unit == "minutes" else None,
-        score=_known(real(pick, "test_score")) if result else None,
+        score=_known(real(pick, "test_score")),
         params=whole(pick, "params"),
-        host_score=_known(real(host, "test_score")) if result else None,
+        host_score=_known(real(host, "test_score")),
         metric=text(info, "metric"),
-        verdict=text(result, "verdict"),
+        headline=headline(search),
+        verdict=text(search.result, "verdict"),
     )
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from html import escape
 from typing import Final
 
 from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi.responses import FileResponse
 
+from esper.karn import views
+from esper.karn.views.plain import to_plain
 from esper.karn.web.access import Access
 from esper.karn.web.assets import Asset, read_assets
 from esper.karn.web.feed import RunFeed
@@ -16,10 +20,11 @@ from esper.karn.web.life_lines import read_life_lines, stage_look
 from esper.karn.web.listing import RunList
 from esper.karn.web.live import LiveSockets
 from esper.karn.web.places import NotServedError, RunsFolder
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shown
 
 _HUGE: Final = 1 << 40
 """Rounds and members in addresses are cut to this."""
+_MISSING: Final = read_assets()["missing.html"]
 
 
 def make_app(folder: RunsFolder, access: Access) -> Application:
@@ -28,6 +33,7 @@ def make_app(folder: RunsFolder, access: Access) -> Application:
     _add_pages(app, read_assets(), folder)
     _add_records(app, folder)
     app.add_exception_handler(EsperError, _refuse)
+    app.add_exception_handler(404, _refuse)
     return Guard(app, access)
 
 
@@ -42,6 +48,8 @@ def _add_pages(app: FastAPI, assets: dict[str, Asset], folder: RunsFolder) -> No
 
     @app.get("/runs/{run_id}")
     def run_page(request: Request, run_id: str) -> Response:
+        if not folder.has(run_id):
+            raise NotServedError(f"there is no run {shown(run_id)} in {folder.root}")
         return _asset(request, assets["run.html"])
 
     @app.get("/runs/{run_id}/report")
@@ -50,6 +58,14 @@ def _add_pages(app: FastAPI, assets: dict[str, Asset], folder: RunsFolder) -> No
             folder.report_of(run_id),
             media_type="text/html; charset=utf-8",
             headers={"content-security-policy": REPORT_POLICY},
+        )
+
+    @app.get("/runs/{run_id}/networks/{name:path}")
+    def network_file(run_id: str, name: str) -> Response:
+        return FileResponse(
+            folder.network_file(run_id, name),
+            media_type="application/octet-stream",
+            filename=name.replace("/", "-"),
         )
 
     @app.get("/static/{path:path}")
@@ -74,6 +90,11 @@ def _add_records(app: FastAPI, folder: RunsFolder) -> None:
     @app.get("/api/runs/{run_id}")
     def run_record(run_id: str) -> Response:
         return _as_json(RunFeed(folder.path_of(run_id)).first())
+
+    @app.get("/api/runs/{run_id}/networks/{number}")
+    def network(run_id: str, number: str) -> Response:
+        found = views.network_detail(folder.path_of(run_id), _count("network", number))
+        return _as_json(to_plain(found))
 
     @app.get("/api/runs/{run_id}/seeds")
     def life_lines(run_id: str, round: str = "", member: str = "") -> Response:
@@ -106,6 +127,12 @@ def _count(name: str, text: str) -> int:
 
 
 def _refuse(request: Request, error: Exception) -> Response:
-    answer = _as_json({"error": str(error)})
-    answer.status_code = 404 if isinstance(error, NotServedError) else 400
+    """What was asked for cannot be shown: one line for scripts, a page for people."""
+    is_missing = not isinstance(error, EsperError) or isinstance(error, NotServedError)
+    reason = str(error) if isinstance(error, EsperError) else "there is nothing at this address"
+    if is_missing and not request.url.path.startswith("/api/"):
+        page = _MISSING.body.decode().replace("<!--reason-->", escape(reason))
+        return Response(page, 404, media_type=_MISSING.media_type)
+    answer = _as_json({"error": reason})
+    answer.status_code = 404 if is_missing else 400
     return answer

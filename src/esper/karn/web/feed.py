@@ -1,9 +1,9 @@
 """`RunFeed`: what the page of a run shows. First all of it, then what is new.
 
 A message is one JSON object. `run` is in every one. Series (`rounds`, `learner`, ...)
-hold points by round that replace those from their first round on; `frontier`, `curves` and
-`contenders` replace what was there; `events` are added. A part that cannot be read is named in
-`problems` with the reason, and the others are there all the same.
+hold points by round that replace those from their first round on; `frontier`, `best`, `curves`,
+`notes` and `contenders` replace what was there; `events` are added. A part that cannot be read is
+named in `problems` with the reason, and the others are there all the same.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class RunFeed:
         self._newest = dict.fromkeys(_SERIES, -1)
         self._problems: dict[str, Json] = {}
         self._judged_at = 0
+        self._notes: Json = None
 
     def first(self) -> dict[str, Json]:
         """Everything there is."""
@@ -117,12 +118,21 @@ class RunFeed:
     def _search(self) -> dict[str, Json]:
         run = self._run
         curves = self._read("curves", lambda: views.read_curves(run))
-        return {
+        return self._new_notes() | {
             "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
+            "best": to_plain(self._read("best", lambda: views.read_best(run))),
             "curves": to_plain(curves[:MAX_CURVES]),
             "curves_total": len(curves),
             "contenders": to_plain(self._read("contenders", lambda: views.read_contenders(run))),
         }
+
+    def _new_notes(self) -> dict[str, Json]:
+        """Text about a search, if it is new: the script of the pick is among it."""
+        notes = to_plain(self._read("notes", lambda: views.read_notes(self._run)))
+        if notes == self._notes:
+            return {}
+        self._notes = notes
+        return {"notes": notes}
 
     def _read(self, name: str, reader: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         """A part of the run; empty, with the reason in `problems`, if it cannot be read."""

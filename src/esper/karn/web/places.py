@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn.views.kinds import find_kind
+from esper.karn.views.network_files import network_file
 from esper.karn.views.tables import events_folder
 from esper.leyline.errors import EsperError, shown
 from esper.storage.atomic import require_folder
@@ -82,6 +83,10 @@ class RunsFolder:
                 if one.name[0] != "." and one.is_dir() and self._inside(self.root / one.name)
             )
 
+    def has(self, run_id: str) -> bool:
+        """Whether there is a folder of that id, which may hold a run."""
+        return name_of(run_id) in self.names()
+
     def path_of(self, run_id: str) -> Path:
         """Folder of a run; raises if there is none, or anything in it leads out."""
         name = name_of(run_id)
@@ -105,6 +110,13 @@ class RunsFolder:
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_REPORT_BYTES:
                 raise NotServedError(f"{path.parent.name}: its report page is no ordinary file")
             return page.read()
+
+    def network_file(self, run_id: str, name: str) -> Path:
+        """Path of a file of a network of a grow run; raises if there is none."""
+        path = network_file(self.path_of(run_id), name)
+        if path is None or path.is_symlink() or not path.is_file():
+            raise NotServedError(f"no file {shown(name)} of a network")
+        return path
 
     def _inside(self, path: Path) -> bool:
         return Path(os.path.realpath(path)).is_relative_to(self._real)

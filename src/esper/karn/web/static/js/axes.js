@@ -72,8 +72,9 @@ export function xAxis(scale, box, label) {
   return group;
 }
 
-export function yAxis(scale, box, count = 5) {
+export function yAxis(scale, box, { count = 5, label = "" } = {}) {
   const group = svg("g", { class: "axis" });
+  if (label) group.append(svg("text", { x: 4, y: box.top - 10 }, label));
   for (const tick of scale.ticks(count)) {
     const y = scale(tick);
     group.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }),

@@ -126,7 +126,7 @@ function sideBySide(runs) {
   const facts = [
     ["kind", (d) => d.run.kind], ["state", (d) => d.run.state], ["progress", (d) => progressText(d.run)],
     ["time", (d) => duration(d.run.seconds)], ["task", (d) => d.run.task || "-"], ["policy", (d) => d.run.policy || "-"],
-    ["seed", (d) => String(d.run.seed ?? "-")], ["score", (d) => number(d.run.score)], ["best score", (d) => number(d.run.best_score)],
+    ["seed", (d) => String(d.run.seed ?? "-")], ["result", (d) => d.run.headline || "-"],
   ];
   const setups = runs.map((run) => run.data.setup || {});
   const names = [...new Set(setups.flatMap((setup) => Object.keys(setup)))]

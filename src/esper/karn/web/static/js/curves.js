@@ -10,9 +10,10 @@ const HEIGHT = 240;
 const FEW_POINTS = 60;
 const WHOLE = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((n) => n * 10 ** power)).flat();
 
-// series: [{label, x, y, low?, high?, place?}] with arrays of equal length; null: no value.
+// series: [{label, x, y, low?, high?, place?, faint?}] with arrays of equal length; null: no value.
 export class Curves {
-  constructor({ xLabel, yLabel }) {
+  constructor({ xLabel, yLabel, yTitle = false }) {
+    this.yTitle = yTitle;
     this.xLabel = xLabel;
     this.yLabel = yLabel;
     this.series = [];
@@ -36,7 +37,7 @@ export class Curves {
       clear(node).append(this.box, this.legend, this.readout);
       this.observer.observe(node);
     }
-    const shape = JSON.stringify([this.xLabel, this.series.map((s) => [s.label, s.place, !!s.low])]);
+    const shape = JSON.stringify([this.xLabel, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint])]);
     this.data = joined(this.series);
     if (this.chart && shape === this.shape) this.chart.setData(this.data.table);
     else this.build(shape);
@@ -90,7 +91,7 @@ export class Curves {
         { ...axis, label: this.xLabel, labelFont: axis.font, labelSize: 20, size: 34,
           incrs: this.xLabel === "round" ? WHOLE : undefined,
           values: (u, ticks) => ticks.map(short) },
-        { ...axis, size: 52, values: (u, ticks) => ticks.map(short) },
+        { ...axis, size: 52, ...(this.yTitle ? { label: this.yLabel, labelFont: axis.font, labelSize: 18 } : {}), values: (u, ticks) => ticks.map(short) },
       ],
       series: [{}, ...this.data.columns.map((column) => this.column(column))],
       bands: this.bands(),
@@ -101,7 +102,7 @@ export class Curves {
 
   column({ one, part, place }) {
     if (part !== "y") return { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
-    const stroke = seriesColour(place);
+    const stroke = one.faint ? `${seriesColour(place)}40` : seriesColour(place);
     return {
       label: one.label, stroke, width: 2, dash: DASHES[place % DASHES.length], spanGaps: true,
       points: { show: one.x.length <= FEW_POINTS, size: 5, fill: stroke, stroke },

@@ -59,7 +59,7 @@ export function stateSentence(run) {
     case "killed":
       return "The process that wrote this run is gone: killed, or the machine went down. " +
         "What it had written is shown; it can be resumed.";
-    default: return `This folder cannot be read: ${run.problem}`;
+    default: return `This folder, or a part of it, cannot be read: ${run.problem}`;
   }
 }
 
@@ -73,4 +73,19 @@ export function topologyText(point) {
   const noSeeds = point.origin === "given" ? "your model" : point.variant ? "" : "host";
   const seeds = slots.some(Boolean) ? slots.map((name) => name || "-").join(" ") : noSeeds;
   return [`#${point.label}`, point.variant, seeds].filter(Boolean).join(" ");
+}
+
+// A network of a search in words: width and depth, then seeds by place.
+export function networkText(point) {
+  const size = point.variant.split(" ").filter(Boolean)
+    .map((part) => (part[0] === "x" ? `width ${part}` : `depth x${part.slice(1)}`));
+  return [...size, ...point.topology.filter(Boolean)].join(", ") || "your model";
+}
+
+export function signed(value) {
+  return `${value > 0 ? "+" : value < 0 ? "−" : "±"}${number(Math.abs(value), 3)}`;
+}
+
+export function size(bytes) {
+  return bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${number(bytes / 1e3, 3)} kB` : `${number(bytes / 1e6, 3)} MB`;
 }

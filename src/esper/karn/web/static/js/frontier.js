@@ -7,12 +7,12 @@ import { interval, number, topologyText, words } from "./format.js";
 import { onTheme, seriesColour } from "./theme.js";
 
 const HEIGHT = 300;
-const BOX = { left: 52, top: 12, bottom: HEIGHT - 44 };
+const BOX = { left: 52, top: 30, bottom: HEIGHT - 44 };
 
 // groups: [{label, points, place}]
 export class FrontierPlot {
-  constructor(host = "host") {
-    this.host = host;
+  constructor(title = "test score") {
+    this.title = title;
     this.groups = [];
     this.drawing = new Drawing((width) => this.paint(width));
     onTheme(() => this.drawing.node && this.known().length && this.drawing.redraw());
@@ -39,8 +39,8 @@ export class FrontierPlot {
     const y = linear(valueRange(points.map((p) => p.score)), [box.bottom, box.top]);
     const picture = svg("svg", {
       width, height: HEIGHT, role: "img",
-      "aria-label": `Test score by parameters of ${points.length} networks; the table has them.`,
-    }, yAxis(y, box), xAxis(x, box, "parameters"));
+      "aria-label": `${this.title} by parameters of ${points.length} networks; the table has them.`,
+    }, yAxis(y, box, { label: this.title }), xAxis(x, box, "parameters"));
     this.groups.forEach((group, i) => picture.append(groupMarks(group, group.place ?? i, x, y, box)));
     return [picture, this.legend()];
   }
@@ -53,7 +53,7 @@ export class FrontierPlot {
         legendEntry("frontier", seriesColour(group.place ?? i), group.label)));
     }
     const ink = this.groups.length > 1 ? "currentColor" : seriesColour(this.groups[0].place ?? 0);
-    const kinds = [["pick", "pick"], ["host", this.host], ["frontier", "on the frontier"], ["other", "other"],
+    const kinds = [["pick", "pick"], ["host", "host"], ["frontier", "on the frontier"], ["other", "other"],
       ["grown", "grown, or chosen"], ["static", "planted from the start"]];
     for (const [kind, text] of kinds) {
       if (all.some((p) => kindOf(p) === kind)) entries.push(legendEntry(kind, ink, text));

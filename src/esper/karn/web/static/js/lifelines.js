@@ -146,7 +146,7 @@ export class LifeLines {
     const estimates = curves.flat().map(([, value, low, high]) => ({ value, low, high }));
     const y = linear(valueRange(estimates), [inner.bottom, inner.top]);
     const path = (points, at) => points.map((p, i) => `${i ? "L" : "M"}${x(p[0])} ${y(at(p))}`).join("");
-    const parts = [yAxis(y, inner, 4), svg("text", { class: "label", x: box.left, y: top + 14 }, title)];
+    const parts = [yAxis(y, inner, { count: 4 }), svg("text", { class: "label", x: box.left, y: top + 14 }, title)];
     curves.forEach((points, i) => {
       if (points.length < 2) return;
       const ink = seriesColour(i);

@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { breakable, el, main, setText } from "./dom.js";
-import { duration, number, progressText, STATE_MARKS } from "./format.js";
+import { duration, progressText, STATE_MARKS } from "./format.js";
 import { startTheme } from "./theme.js";
 
 const PERIOD = 3000;
@@ -18,8 +18,7 @@ class Row {
     this.mark = el("span", { "aria-hidden": "true", class: "state-mark" });
     this.bar = el("progress", { max: 1, "aria-label": `Progress of ${run.name}` });
     this.done = el("span", { class: "done" });
-    this.score = el("td", { class: "num", "data-label": "score" });
-    this.best = el("td", { class: "num", "data-label": "best" });
+    this.result = el("td", { class: "result", "data-label": "result" });
     this.what = el("td", { "data-label": "on" });
     this.time = el("td", { class: "num", "data-label": "time" });
     this.created = el("td", { "data-label": "created (UTC)" });
@@ -27,7 +26,7 @@ class Row {
     this.node = el("tr", {},
       el("td", { class: "check" }, this.check), el("th", { scope: "row", class: "name" }, this.link),
       this.kind, el("td", {}, this.state), el("td", { class: "progress" }, this.bar, this.done),
-      this.score, this.best, this.what, this.time, this.created, this.report);
+      this.result, this.what, this.time, this.created, this.report);
     this.update(run);
   }
 
@@ -43,8 +42,7 @@ class Row {
     this.bar.hidden = run.progress === null;
     if (run.progress !== null) this.bar.value = run.progress;
     setText(this.done, run.unit ? progressText(run) : "");
-    setText(this.score, run.score === null ? "" : number(run.score));
-    setText(this.best, run.best_score === null ? "" : number(run.best_score));
+    setText(this.result, run.headline);
     setText(this.what, [run.task, run.policy].filter(Boolean).join(", "));
     setText(this.time, duration(run.seconds));
     setText(this.created, run.created || "-");
@@ -68,16 +66,18 @@ class List {
     this.compare = el("a", { class: "button", role: "link", "aria-disabled": "true" }, "Compare");
     this.count = el("p", { class: "note", role: "status" }, "Reading the runs ...");
     this.where = el("p", { class: "note" });
+    this.empty = el("p", { class: "empty", hidden: true }, "No runs yet. ", el("code", {}, "esper grow --demo"),
+      " grows a small network on built-in digits in under a minute, ", el("code", {}, "esper train ppo"), " trains a controller.");
     this.body = el("tbody", {});
     this.problems = el("ul", { class: "problems" });
-    const heads = ["", "run", "kind", "state", "progress", "score", "best", "on", "time", "created (UTC)", ""];
-    const numbers = new Set([5, 6, 8]);
+    const heads = ["", "run", "kind", "state", "progress", "result", "on", "time", "created (UTC)", ""];
+    const numbers = new Set([7]);
     this.table = el("table", { class: "runs" }, el("thead", {}, el("tr", {}, ...heads.map((text, i) =>
       (text ? el("th", { scope: "col", class: numbers.has(i) ? "num" : null }, text) : el("td", {}))))), this.body);
     main().append(el("h1", {}, "Runs"), this.where,
       el("div", { class: "tools" }, el("label", { class: "control" }, "Find ", this.filter),
         el("label", { class: "control" }, "Kind ", this.kind), el("label", { class: "control" }, "State ", this.state), this.compare),
-      this.count, this.table, this.problems);
+      this.count, this.empty, this.table, this.problems);
     this.select();
   }
 
@@ -126,7 +126,8 @@ class List {
     const running = this.runs.filter((run) => run.state === "running").length;
     const cut = wanted.length > nodes.length ? `; the newest ${nodes.length} are shown` : "";
     const all = wanted.length === this.runs.length ? plural(this.runs.length) : `${wanted.length} of ${plural(this.runs.length)}`;
-    setText(this.count, this.runs.length ? `${all}, ${running} running${cut}` : "No runs yet: esper train ppo starts one.");
+    setText(this.count, this.runs.length ? `${all}, ${running} running${cut}` : "");
+    this.empty.hidden = this.runs.length > 0;
     this.table.hidden = !this.runs.length;
     this.problems.replaceChildren(...wanted.filter((run) => run.problem)
       .map((run) => el("li", {}, `${run.name}: ${run.problem}`)));

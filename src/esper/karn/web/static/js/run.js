@@ -3,6 +3,7 @@
 import { follow } from "./api.js";
 import { el, main, setText } from "./dom.js";
 import { duration, number, progressText, STATE_MARKS, stateSentence } from "./format.js";
+import { Notes } from "./notes.js";
 import { RunData } from "./rundata.js";
 import { searchFigures } from "./search_figures.js";
 import { loadStages } from "./stages.js";
@@ -19,6 +20,7 @@ class RunPage {
     this.state = el("span", { class: "state" });
     this.sentence = el("p", { class: "sentence", role: "status" }, "Reading the run ...");
     this.command = el("code", {});
+    this.headline = el("p", { class: "headline", hidden: true });
     this.resume = el("p", { class: "resume", hidden: true }, "Resume with ", this.command);
     this.connection = el("p", { class: "problem", role: "status", hidden: true });
     this.bar = el("progress", { max: 1, "aria-label": "Progress", hidden: true });
@@ -27,10 +29,11 @@ class RunPage {
     this.report = el("a", { class: "button", hidden: true, href: `/runs/${id}/report` }, "Report");
     this.compare = el("a", { class: "button", href: `/compare?run=${id}` }, "Compare with ...");
     this.figures = el("div", { class: "figures" });
+    this.notes = new Notes();
     main().append(
       el("div", { class: "run-head" }, this.title, this.state, el("span", { class: "spacer" }), this.report, this.compare),
-      this.sentence, this.resume, this.connection, el("div", { class: "run-progress" }, this.bar, this.done),
-      this.facts, this.figures);
+      this.headline, this.sentence, this.resume, this.connection, el("div", { class: "run-progress" }, this.bar, this.done),
+      this.facts, this.figures, this.notes.node);
   }
 
   take(message, first) {
@@ -38,6 +41,7 @@ class RunPage {
     this.head();
     if (!this.parts.length) this.addFigures();
     for (const part of this.parts) part.update(this.data);
+    this.notes.update(this.data);
   }
 
   addFigures() {
@@ -55,6 +59,9 @@ class RunPage {
       this.state.replaceChildren(el("span", { "aria-hidden": "true", class: "state-mark" }, STATE_MARKS[run.state]), ` ${run.state}`);
     }
     setText(this.sentence, stateSentence(run));
+    const headline = run.verdict || (run.kind === "grow" ? run.headline : "");
+    setText(this.headline, headline);
+    this.headline.hidden = !headline;
     this.resume.hidden = !run.resume;
     setText(this.command, run.resume);
     this.bar.hidden = run.progress === null;
@@ -64,11 +71,11 @@ class RunPage {
     this.report.hidden = !run.report;
     this.showFacts([
       ["kind", run.kind], ["task", run.task], ["policy", run.policy], ["seed", run.seed === null ? "" : String(run.seed)],
-      ["created (UTC)", run.created], ["score", run.score === null ? "" : number(run.score)],
-      ["best score", run.best_score === null ? "" : number(run.best_score)],
+      ["created (UTC)", run.created], ["training score", run.kind !== "train" || run.score === null ? "" : number(run.score)],
+      ["best training score", run.best_score === null ? "" : number(run.best_score)],
       ["members", setup ? number(setup.members) : ""], ["steps", setup ? number(setup.episode_length) : ""],
       ["device", setup ? setup.device : ""], ["executor", setup ? setup.executor : ""],
-      ["verdict", run.verdict],
+      ["pick", run.verdict ? run.headline : ""],
     ]);
   }
 

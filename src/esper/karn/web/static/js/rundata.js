@@ -1,7 +1,7 @@
 // What is known of a run, from the messages of its feed.
 
 const SERIES = ["rounds", "learner", "speed", "actions", "anomalies"];
-const REPLACED = ["run", "frontier", "curves", "curves_total", "contenders"];
+const REPLACED = ["run", "frontier", "best", "curves", "curves_total", "notes", "contenders"];
 const MAX_EVENTS = 200;
 const MAX_POINTS = 4000;
 
@@ -16,6 +16,8 @@ export class RunData {
     this.problems = {};
     for (const name of SERIES) this[name] = [];
     this.frontier = [];
+    this.best = [];
+    this.notes = [];
     this.curves = [];
     this.curves_total = 0;
     this.contenders = [];

@@ -107,8 +107,11 @@ class CurveFigure {
   }
 
   update(data) {
-    this.node.hidden = this.source === "learner" && !data.learner.length && !data.problems.learner;
-    this.figure.show(curveSource(this.curves, this.series(data)), { problem: data.problems[this.source] });
+    const series = this.series(data);
+    const problem = data.problems[this.source];
+    const isAwaited = this.source !== "learner" && !data[this.source].length;
+    this.node.hidden = !series.some((one) => one.x.length) && !isAwaited && !problem;
+    this.figure.show(curveSource(this.curves, series), { problem });
   }
 }
 

@@ -1,12 +1,14 @@
-"""Sections of a report that only a search (`grow`) has: its cost, its data, how to use it."""
+"""What is said about a search (`grow`): its cost, how to use it, its data, its settings."""
 
 from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.karn.views.damage import reader
 from esper.karn.views.documents import (
     Entries,
     entries,
@@ -18,12 +20,12 @@ from esper.karn.views.documents import (
     texts,
     whole,
 )
+from esper.karn.views.kinds import RunKind, kind_of
+from esper.karn.views.network_files import read_script
+from esper.karn.views.search_table import SearchTable, read_search
 from esper.plotting.durations import duration_text
-from esper.plotting.html import Markup, code, details, table, tag
 from esper.storage import run_files as f
 
-MAX_SCRIPT: Final = 200_000
-"""Bytes of a script that the page shows, so that it stays small."""
 _LIMITS: Final = {
     "params": "parameters", "macs": "MACs", "flops": "FLOPs",
     "host_runs": "training runs of your model", "latency_ms": "ms for a sample",
@@ -31,76 +33,81 @@ _LIMITS: Final = {
 """What the limits of a budget are called, where that is not their name."""
 _HOW: Final = ("latency_runtime", "latency_threads")
 """How one of them is measured."""
-Section = tuple[str, list[Markup]]
-"""Title and content."""
 
 
-def _cost(run: Path) -> Section:
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A section of text: sentences, then rows of a table, then code."""
+
+    title: str
+    lines: tuple[str, ...] = ()
+    rows: tuple[tuple[str, str], ...] = ()
+    """(name, value)."""
+    code: str = ""
+
+
+@reader
+def read_notes(run: Path) -> tuple[Note, ...]:
+    """What is said about a search beside its pictures; empty for other runs."""
+    if kind_of(run) is not RunKind.GROW or not (run / f.GROW).exists():
+        return ()
+    search = read_search(run)
+    after = (_cost(search), *_usage(run, search), _code(run, search)) if search.result else ()
+    notes = (*after, _data(search), Note("Settings", rows=tuple(settings_rows(run))))
+    return tuple(note for note in notes if note.lines or note.rows or note.code)
+
+
+def _cost(search: SearchTable) -> Note:
     """What the search took, once it has ended."""
-    if not (run / f.RESULT).exists():
-        return "Cost", []
-    info, result = read_entries(run / f.GROW), read_entries(run / f.RESULT)
+    info, result = search.info, search.result
     runs, limit = real(result, "runs"), real(info, "runs")
     macs = runs * real(info, "length") * real(info, "batch_size") * real(info, "train_macs")
     of = f" of {limit:.3g}" if math.isfinite(limit) else ""
     ended = "came to its end" if result.get("complete") is True else "interrupted"
-    rows = [
+    rows = (
         ("training compute", f"{runs:.2f}{of} training runs of your model"),
         ("that is about", f"{macs:.3g} MACs, forward and backward"),
         ("time", duration_text(real(result, "seconds"))),
         ("search", text(result, "ended") or ended),
-    ]
-    return "Cost", [table("What the search cost", ("what", "value"), rows)]
+    )
+    return Note("Cost", rows=rows)
 
 
-def _usage(run: Path) -> Section:
+def _usage(run: Path, search: SearchTable) -> tuple[Note, Note]:
     """How to load and export the networks."""
-    if not (run / f.RESULT).exists():
-        return "Use it", []
     quoted = shlex.quote(str(run))
-    params = whole(entries(read_entries(run / f.RESULT), "host"), "params")
-    return "Use it", [
-        tag("p", "In Python, without the code of your model:"),
-        code(
-            "import esper",
-            "",
-            f"result = esper.GrowResult.load({str(run)!r})",
-            "model = result.model                        # the pick, a plain nn.Module",
-            f"small = result.pick(params={params})",
-            'small.export("small.onnx")',
-        ),
-        tag("p", "On the command line:"),
-        code(
-            f"esper show {quoted}",
-            f"esper export {quoted} grown.onnx",
-            f"esper export {quoted} --params {params} small.pt2",
-        ),
-    ]
+    params = whole(entries(search.result, "host"), "params")
+    python = (
+        "import esper",
+        "",
+        f"result = esper.GrowResult.load({str(run)!r})",
+        "model = result.model                        # the pick, a plain nn.Module",
+        f"small = result.pick(params={params})",
+        'small.export("small.onnx")',
+    )
+    shell = (
+        f"esper show {quoted}",
+        f"esper export {quoted} grown.onnx",
+        f"esper export {quoted} --params {params} small.pt2",
+    )
+    said = ("Without the code of your model:",)
+    return (
+        Note("Use it in Python", said, code="\n".join(python)),
+        Note("Use it on the command line", code="\n".join(shell)),
+    )
 
 
-def _code(run: Path) -> Section:
+def _code(run: Path, search: SearchTable) -> Note:
     """The script that trains the pick again, if one was kept."""
-    title = "Code of the pick"
-    if not (run / f.RESULT).exists():
-        return title, []
-    pick = whole(read_entries(run / f.RESULT), "pick") or 0
-    path = run / f.GROWN_NETWORKS / f"{pick:04d}.py"
-    if not path.is_file() or path.stat().st_size > MAX_SCRIPT:
-        return title, []
-    said = "A plain PyTorch script that trains it again, without Esper."
-    script = path.read_text(errors="replace")
-    return title, [tag("p", said), details(path.name, code(*script.splitlines()))]
+    script = read_script(run, whole(search.result, "pick") or 0)
+    said = ("A plain PyTorch script that trains it again, without Esper.",) if script else ()
+    return Note("Code of the pick", said, code=script)
 
 
-def _data(run: Path) -> Section:
+def _data(search: SearchTable) -> Note:
     """What was decided about the data."""
-    info = read_entries(run / f.GROW)
-    notes = [tag("li", note) for note in texts(info, "notes")]
-    said: Markup = tag("ul", *notes) if notes else tag("p", "Used as given.")
-    return "Data", [said, tag("p", f"Fingerprint: {text(info, 'fingerprint')}", class_="muted")]
-
-
-GROW_SECTIONS = (_cost, _usage, _code, _data)
+    said = texts(search.info, "notes") or ("Used as given.",)
+    return Note("Data", (*said, f"Fingerprint: {text(search.info, 'fingerprint')}"))
 
 
 def settings_rows(run: Path) -> list[tuple[str, str]]:
