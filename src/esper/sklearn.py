@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from esper.growing.api import prepare_run, write_report
 from esper.growing.arrays import check_columns
@@ -43,10 +43,11 @@ from esper.growing.folder import GrowFolder
 from esper.growing.parts import GrowPart, sample_keys
 from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
-from esper.growing.recipes import RATES
+from esper.growing.recipes import RATES, SMOOTHING
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.run import GrowRun
 from esper.growing.runs import Table
+from esper.growing.scaling import Scaling, calibrated, with_scaling
 from esper.growing.settings import GrowSettings
 from esper.growing.stored import read_script
 from esper.growing.tables import read_table
@@ -56,11 +57,11 @@ from esper.tasks.splits import cut_samples
 
 __all__ = ["GrowingClassifier", "GrowingRegressor"]
 
-WIDTH: Final = 32
+WIDTH: Final = 128
 """Units of the hidden layer of the default model, without a cap on parameters."""
 WIDEST: Final = 512
 """Most units under a cap, which half of the widest network that fits decides."""
-WIDTHS: Final = (0.5, 2.0)
+WIDTHS: Final = (0.25, 0.5, 2.0)
 """Other widths of the default model that are tried."""
 TINY: Final = 64
 """Samples below which a search is as short as it can be: scores are mostly chance."""
@@ -69,6 +70,10 @@ SEARCH_RUNS: Final = 2.0
 """Compute below which the model is trained alone, at one learning rate."""
 HOST_RUNS: Final = 8.0
 """Compute of a search in training runs of the model."""
+MAX_READY: Final = 0.75
+"""Share of `minutes` that data and model may take before the first training run, at most."""
+MAX_KEPT: Final = 0.15
+"""Share of `minutes` that is kept for the training on all samples, at most."""
 BATCHES: Final = 250
 """Batches of a training run, as far as the limits on epochs allow."""
 EPOCHS: Final = (20, 80)
@@ -120,57 +125,12 @@ class _Training:
 
     rates: tuple[float, ...] | Literal["auto"] = "auto"
     weight_decay: float | Literal["auto"] = "auto"
+    label_smoothing: float | Literal["auto"] = "auto"
 
     @property
     def rate(self) -> float:
         """The learning rate if there is time for one only."""
         return RATES["adamw"] if self.rates == "auto" else self.rates[len(self.rates) // 2]
-
-
-@dataclass(frozen=True, eq=False)
-class _Scaling:
-    """Mean and standard deviation of columns; constant columns have a scale of 1."""
-
-    mean: Doubles
-    scale: Doubles
-
-    @classmethod
-    def of(cls, values_ND: Doubles) -> _Scaling:
-        mean = values_ND.mean(axis=0, dtype=np.float64)
-        scale = values_ND.std(axis=0, dtype=np.float64)
-        # Rounding leaves constant columns a deviation that is not quite 0.
-        constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(mean)
-        return cls(mean, np.where(constant, 1.0, scale))
-
-    def apply(self, values_ND: Doubles) -> Doubles:
-        return np.asarray((values_ND - self.mean) / self.scale)
-
-
-def _with_scaling(
-    network: nn.Module, inputs: _Scaling | None, outputs: _Scaling | None
-) -> fx.GraphModule:
-    """A graph that standardises features, runs a network and scales its outputs back.
-
-    Nothing of Esper is in it, so that a pickle of it needs torch alone.
-    """
-    root, graph = nn.Module(), fx.Graph()
-    root.network = network
-    node = graph.placeholder("x")
-
-    def combine(node: fx.Node, operation: Callable[..., Any], name: str, value: Doubles) -> fx.Node:
-        root.register_buffer(name, torch.from_numpy(value))
-        return graph.call_function(operation, (node, graph.get_attr(name)))
-
-    if inputs is not None:
-        node = combine(node, operator.sub, "feature_mean", inputs.mean)
-        node = combine(node, operator.truediv, "feature_scale", inputs.scale)
-    node = graph.call_method("to", (node, torch.float32))
-    node = graph.call_module("network", (node,))
-    if outputs is not None:
-        node = combine(node, operator.mul, "target_scale", outputs.scale)
-        node = combine(node, operator.add, "target_mean", outputs.mean)
-    graph.output(node)
-    return fx.GraphModule(root, graph, "Grown").eval()
 
 
 # ---- models --------------------------------------------------------------------------------------
@@ -257,6 +217,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         *,
         params: int | None = None,
         host_runs: float | None = None,
+        minutes: float | None = None,
         epochs: float | Literal["auto"] = "auto",
         weight_decay: float | Literal["auto"] = "auto",
         metric: str | Callable[..., Any] = "auto",
@@ -272,6 +233,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         self.model = model
         self.params = params
         self.host_runs = host_runs
+        self.minutes = minutes
         self.epochs = epochs
         self.weight_decay = weight_decay
         self.metric = metric
@@ -317,23 +279,30 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         targets: Tensor,
         outputs: int,
         weights: Tensor | None,
-        targets_scaling: _Scaling | None = None,
+        rescale: Callable[[nn.Module, GrowPart], Scaling],
     ) -> None:
-        """Search, train the pick on all samples, and set the fitted attributes."""
-        scaling = _Scaling.of(x_ND) if self.standardize else None
+        """Search, train the pick on all samples, and set the fitted attributes.
+
+        `rescale`: how outputs of a network become those of the model, from held-out samples.
+        """
+        began = time.monotonic()
+        scaling = Scaling.of(x_ND) if self.standardize else None
         scaled_ND = x_ND if scaling is None else scaling.apply(x_ND)
         part = GrowPart(torch.from_numpy(scaled_ND.astype(np.float32)), targets, weights)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        held, train = map(part.take, self._cut(part, seed))
         printer = ProgressPrinter(self.verbose)
         with printer.shown():
             with self._run_folder(seed) as folder:
-                run = self._prepare(part, outputs, seed, printer)
+                run = self._prepare(train, held, outputs, seed, printer, began)
+                self._require_time(began)
                 result = run.search(folder, resumed=False, files=self.folder is not None)
                 networks = {n.record.number: n.model for n in (*result.frontier, result.host)}
                 pick = networks[result.record.pick]
-                if result.record.complete and self.refit:
+                end = math.inf if self.minutes is None else began + 60.0 * self.minutes
+                if result.record.complete and self._refits(result, end):
                     printer.phase("training the pick on all samples")
-                    pick = run.refit(result.best.record, part)
+                    pick = run.refit(result.best.record, part, end) or pick
             if self.folder is not None:
                 write_report(result, printer)
         if not result.record.complete:
@@ -342,35 +311,65 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
                 ConvergenceWarning,
                 stacklevel=3,
             )
-        wrap = partial(_with_scaling, inputs=scaling, outputs=targets_scaling)
-        models = {number: wrap(network) for number, network in networks.items()}
-        self.result_ = KeptResult(
+        rescaled = {number: rescale(network, held) for number, network in networks.items()}
+        models = {
+            number: with_scaling(network, scaling, rescaled[number])
+            for number, network in networks.items()
+        }
+        self.result_ = self._kept(result, models, x_ND.shape[1])
+        self.model_ = with_scaling(pick, scaling, rescaled[result.record.pick])
+
+    def _kept(
+        self, result: GrowResult, models: Mapping[int, nn.Module], features: int
+    ) -> KeptResult:
+        """The result, with networks that take features as they are."""
+        kept = KeptResult(
             result.record,
             replace(result.info, encoding=self.encoding_),
             result.folder,
             partial(_network_of, models),
-            partial(_example, x_ND.shape[1]),
+            partial(_example, features),
             partial(_script_of, None if self.folder is None else result.folder),
         )
-        self.result_.temporary = self.folder is None
-        self.model_ = wrap(pick)
+        kept.temporary = self.folder is None
+        return kept
+
+    def _require_time(self, began: float) -> None:
+        spent = time.monotonic() - began
+        if self.minutes is not None and spent > MAX_READY * 60.0 * self.minutes:
+            raise EsperError(
+                f"minutes={self.minutes:g}: it took {spent:.2g} seconds to get ready, so there is "
+                f"no time to train; give more"
+            )
+
+    def _refits(self, result: GrowResult, end: float) -> bool:
+        """Whether the pick is trained again: if that is wanted, and can end in time."""
+        if not self.refit or math.isinf(end):
+            return self.refit
+        row = result.table().rows[result.best.record.number]
+        needed = row.seconds / (1.0 - self.validation_fraction)
+        return time.monotonic() + needed <= end
 
     def _prepare(
-        self, part: GrowPart, outputs: int, seed: int, printer: ProgressPrinter
+        self,
+        train: GrowPart,
+        held: GrowPart,
+        outputs: int,
+        seed: int,
+        printer: ProgressPrinter,
+        began: float,
     ) -> GrowRun:
-        assert isinstance(part.inputs, Tensor)
-        held_N, kept_N = self._cut(part, seed)
-        train, held = part.take(kept_N), part.take(held_N)
+        assert isinstance(train.inputs, Tensor)
         val = (held.inputs, held.targets)
-        tiny = len(part) < TINY
+        tiny = len(train) + len(held) < TINY
         runs = self.host_runs
-        if runs is None:
+        if runs is None and self.minutes is None:
             runs = TINY_RUNS if tiny else HOST_RUNS
-        budget = Budget(params=self.params, host_runs=runs)
-        alone = runs < SEARCH_RUNS
+        budget = Budget(params=self.params, host_runs=runs, minutes=self.minutes)
+        alone = runs is not None and runs < SEARCH_RUNS
         # A model of one's own may be larger than params.
         capped = self.model is not None and self.params is not None
-        model, widths = self._model(part.inputs.shape[1], outputs)
+        model, widths = self._model(train.inputs.shape[1], outputs)
         size = _batch_size(len(train))
         training = self._training if self.model is None else _Training()
         settings = GrowSettings(
@@ -384,9 +383,10 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             weight_decay=training.weight_decay
             if self.weight_decay == "auto"
             else self.weight_decay,
+            label_smoothing=training.label_smoothing,
             metric=METRIC if self.metric == "auto" else self.metric,
         )
-        return prepare_run(
+        run = prepare_run(
             model,
             # Nothing is left for a test: that is what cross_val_score is for.
             ((train.inputs, train.targets), val, val),
@@ -394,7 +394,14 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             settings,
             printer,
             sample_weights=train.weights,
+            began=began,
         )
+        if budget.minutes is not None and self.refit:
+            # The widest of the other widths costs about twice as much.
+            needed = 2 * run.each * run.length.batches / (1.0 - self.validation_fraction)
+            kept = min(needed / 60.0, MAX_KEPT * budget.minutes)
+            run.budget = replace(budget, minutes=budget.minutes - kept)
+        return run
 
     def _model(self, features: int, outputs: int) -> tuple[Model, Widths]:
         """The model to grow, and its other widths to try."""
@@ -460,13 +467,16 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     model : None (a network with one hidden layer), an `nn.Module`, or a function of
         `(n_features, n_outputs)` that builds one. It returns logits, one for each class.
     params : most parameters of the network, or None.
-    host_runs : compute of the search in training runs of the model; None: 8, on tiny data 3.
+    host_runs : compute of the search in training runs of the model; None: 8, on tiny data 3, with
+        `minutes` no limit.
+    minutes : longest time of a fit; None: no limit.
     epochs : length of a training run, or "auto".
     weight_decay : of AdamW; "auto": 0.3; with a model of your own, and in the regressor,
         as in `esper.grow`.
     metric : of the held-out samples, by which the network is chosen, as in `esper.grow`: a name
         ("f1", "roc_auc", "r2", ...) or a function; "auto": the explained share of the loss. A
-        function gets logits and class indices, in the regressor standardised numbers.
+        function gets logits and class indices, in the regressor standardised numbers. `score`
+        stays accuracy, in the regressor R2.
     validation_fraction : share of the samples that chooses between networks.
     refit : whether the chosen network is trained again on all samples.
     standardize : whether features are standardised; the network that comes back does it itself.
@@ -480,14 +490,15 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     Attributes
     ----------
     classes_ : labels, in the order of the columns of `predict_proba`.
-    model_ : the network, a plain `nn.Module` that takes features and returns logits.
+    model_ : the network, a plain `nn.Module` that takes features and returns logits, calibrated on
+        the held-out samples.
     result_ : the search, an `esper.GrowResult`: frontier, verdict, `pick(params=...)`.
     encoding_ : how rows are encoded, or None; `model_` takes `encoding_.encode(X)`.
     n_features_in_, feature_names_in_ : as in scikit-learn.
     """
 
-    # Short runs of a small network gain from high rates with a strong decay.
-    _training: ClassVar = _Training((3e-3, 1e-2, 3e-2), 0.3)
+    # Short runs of a small network gain from high rates, a strong decay and smoothed labels.
+    _training: ClassVar = _Training((1e-2, 3e-2, 1e-1), 0.3, SMOOTHING)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Grow a network; `sample_weight`: of each sample in the training loss."""
@@ -511,7 +522,8 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
                 f"y has {left} classes in {len(index_N)} samples: too few to hold some out; "
                 f"give {left + 2} or more"
             )
-        self._fit(X, torch.from_numpy(index_N.astype(np.int64)), classes, weights)
+        targets = torch.from_numpy(index_N.astype(np.int64))
+        self._fit(X, targets, classes, weights, partial(calibrated, classes=classes))
         return self
 
     def predict_proba(self, X: Any) -> Doubles:
@@ -545,9 +557,9 @@ class GrowingRegressor(RegressorMixin, _Growing):  # type: ignore[misc]
         y_NK = y.reshape(len(y), -1).astype(np.float64)
         if (y_NK == y_NK[0]).all():
             raise EsperError(f"y is constant, {y.flat[0]:g} in all samples: nothing to learn")
-        scaling = _Scaling.of(y_NK)
+        scaling = Scaling.of(y_NK)
         targets = torch.from_numpy(scaling.apply(y_NK).astype(np.float32))
-        self._fit(X, targets, y_NK.shape[1], weights, scaling)
+        self._fit(X, targets, y_NK.shape[1], weights, lambda *_: scaling)
         return self
 
     def predict(self, X: Any) -> Doubles:

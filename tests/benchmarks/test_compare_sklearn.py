@@ -1,42 +1,52 @@
-"""The comparison with scikit-learn's MLPs: equal sizes, paired figures, kept results."""
+"""The comparison with tuned models of scikit-learn: paired figures, kept results."""
 
 from __future__ import annotations
 
 import pytest
 
-import esper.sklearn
-from compare_sklearn import CompareSklearn, Outcome, compare, hidden_units, read_outcomes, table
+from compare_sklearn import CompareSklearn, Outcome, compare, read_outcomes, table
 
 
-def test_both_have_the_same_number_of_parameters_but_for_one_unit():
-    for params in (50, 547, 4_810):
-        hidden = hidden_units(params, 13, 3, binary=False)
-        assert abs((13 + 1) * hidden + (hidden + 1) * 3 - params) <= 14 + 3
+def outcomes(contender, scores):
+    return [
+        Outcome("wine", split, contender, score, 1.0, 5, 3) for split, score in enumerate(scores)
+    ]
 
 
 def test_the_difference_is_paired():
-    outcomes = [Outcome("wine", split, 0.9 + split / 100, 0.89 + split / 100, 5, 5, 1, 1)
-                for split in range(5)]  # fmt: skip
-    (row,) = table({"wine": outcomes})[2:]
+    scores = [0.9 + split / 100 for split in range(5)]
+    found = {
+        "grown": outcomes("grown", scores),
+        "mlp": outcomes("mlp", [score - 0.01 for score in scores]),
+    }
+    (row,) = table({"wine": found})[2:]
     assert "+0.0100 (+0.0100 to +0.0100)" in row
     assert "5 / 0 / 0" in row
+    assert "0.9200 ± 0.0158" in row
 
 
-def test_results_are_kept_and_not_run_again(tmp_path, monkeypatch, capsys):
-    quick = {"TINY": 10**6, "TINY_RUNS": 1.0, "EPOCHS": (1, 1)}
-    for name, value in quick.items():
-        monkeypatch.setattr(esper.sklearn, name, value)
-    config = CompareSklearn(sets=("wine",), splits=1, iterations=2, out=tmp_path / "out.jsonl")
+@pytest.mark.parametrize(("contenders", "seconds"), [(("mlp", "trees"), 0.1), (("grown",), 10.0)])
+def test_results_are_kept_and_not_run_again(tmp_path, capsys, contenders, seconds):
+    out = tmp_path / "out.jsonl"
+    config = CompareSklearn(("wine",), contenders, splits=1, seconds=seconds, cores=1, out=out)
     compare(config)
-    kept = read_outcomes(config.out)
-    assert set(kept) == {("wine", 0)}
-    assert abs(kept["wine", 0].mlp_params - kept["wine", 0].grown_params) <= 17
-    before = config.out.read_text()
+    kept = read_outcomes(out)
+    assert set(kept) == {("wine", 200, contender) for contender in contenders}
+    assert min(outcome.score for outcome in kept.values()) > 0.8
+    before = out.read_text()
     compare(config)
-    assert config.out.read_text() == before
+    assert out.read_text() == before
     assert capsys.readouterr().out.count("| wine |") == 2
 
 
-def test_an_unknown_data_set_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match="data set 'whine'"):
-        compare(CompareSklearn(sets=("whine",), out=tmp_path / "out.jsonl"))
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sets": ("whine",)}, "data set 'whine'"),
+        ({"contenders": ("svm",)}, "contender 'svm'"),
+        ({"splits": 0}, "--splits 0"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        compare(CompareSklearn(out=tmp_path / "out.jsonl", **options))

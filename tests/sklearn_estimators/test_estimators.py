@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from sklearn.base import clone
 from sklearn.datasets import load_iris, make_regression
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 from torch import nn
 
 from esper.growing.progress import ProgressPrinter
 from esper.growing.recipes import WEIGHT_DECAY as DECAY_OF_GROW
+from esper.growing.run import GrowRun
 from esper.sklearn import GrowingClassifier, GrowingRegressor
 from grow_support import every_batch
 from support import refused
@@ -132,7 +134,7 @@ def test_a_sample_of_weight_0_counts_as_if_it_were_absent():
 def test_a_large_weight_counts_more():
     weighted = good().fit(X, Y, sample_weight=np.where(Y == 1, 50.0, 1.0))
     plain = good().fit(X, Y)
-    assert weighted.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.1
+    assert weighted.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.05
 
 
 def test_refit_trains_on_the_samples_that_were_held_out():
@@ -142,6 +144,26 @@ def test_refit_trains_on_the_samples_that_were_held_out():
     again = quick().fit(X, Y)
     assert not torch.equal(again.model_(inputs), held.model_(inputs))
     assert torch.equal(again.result_.model(inputs), held.model_(inputs))
+
+
+def test_a_fit_ends_in_the_minutes_it_has():
+    began = time.monotonic()
+    grown = quick(host_runs=None, epochs=10_000, minutes=0.1).fit(X, Y)
+    assert time.monotonic() - began < 30, "a run of so many epochs takes minutes"
+    assert grown.result_.info.budget.host_runs is None
+
+
+def test_the_network_of_the_search_is_kept_if_there_is_no_time_to_train_it_again(monkeypatch):
+    asked = []
+
+    def late(run, record, samples, until):
+        asked.append(until - time.monotonic())
+
+    monkeypatch.setattr(GrowRun, "refit", late)
+    grown = quick(minutes=1.0).fit(X, Y)
+    assert 0 < asked[0] < 60
+    inputs = torch.tensor(X)
+    assert torch.equal(grown.model_(inputs), grown.result_.model(inputs))
 
 
 # ---- parameters --------------------------------------------------------------------------------
@@ -190,8 +212,9 @@ def test_a_model_of_your_own_is_grown():
     assert all(map(torch.equal, before, instance.parameters()))
 
 
-def test_the_default_model_has_the_weight_decay_of_the_page_or_what_is_given(fitted):
+def test_the_default_model_has_the_regularisers_of_the_page_or_what_is_given(fitted):
     assert fitted.result_.info.weight_decay == 0.3
+    assert dict(fitted.result_.info.settings)["label_smoothing"] == "0.10000000000000001"
     assert quick(weight_decay=0).fit(X, Y).result_.info.weight_decay == 0
 
 
@@ -254,6 +277,11 @@ MISTAKES = [
     ({"params": 10}, {}, "params=10: the smallest network for 4 features and 3 outputs has 11"),
     ({"params": "many"}, {}, "budget params='many': give a number"),
     ({"host_runs": -1}, {}, "budget host_runs=-1: must be above 0"),
+    ({"minutes": 1e-6}, {}, "minutes=1e-06: it took "),
+    ({"minutes": -1}, {}, "budget minutes=-1: must be above 0"),
+    ({"metric": "accurasy"}, {}, "metric 'accurasy'"),
+    ({"categorical": "city"}, {}, "categorical='city': name columns of a table, as in ['city']"),
+    ({"categorical": [4]}, {}, "unknown column '4' of categorical="),
     ({"epochs": 0}, {}, "epochs=0: give a finite number above 0"),
     ({"weight_decay": -1}, {}, "weight_decay=-1: give a number of 0 or more, or 'auto'"),
     ({"validation_fraction": 1.0}, {}, "validation_fraction=1.0: give a number between 0 and 1"),
@@ -310,6 +338,15 @@ def test_columns_of_text_are_encoded_on_request(kind):
     assert encoded.tolist() == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]
     line = refused(lambda: again.predict({"city": ["Rome"]}))
     assert line == "X: no column 'size', which train has; they have 'city'"
+
+
+def test_categorical_columns_work_in_a_pipeline_and_a_grid():
+    city = np.array(["Rome", "Oslo", "Lima"], dtype=object)[Y]
+    table = np.column_stack([X[:, 0].astype(object), city])
+    pipeline = Pipeline([("rows", "passthrough"), ("grown", quick(epochs=20))])
+    search = GridSearchCV(pipeline, {"grown__categorical": [np.array([1])]}, cv=2).fit(table, Y)
+    assert search.best_score_ > 0.8, "the city decides"
+    assert clone(search.best_estimator_)[-1].categorical.tolist() == [1]
 
 
 def test_a_target_that_never_changes_is_one_line():

@@ -111,7 +111,12 @@ def learn_encoding(
     table: Table, categorical: Categorical, where: str, two_inputs: bool = False
 ) -> Encoding:
     """The encoding of a table; `categorical`: names or places of columns, or auto."""
-    if categorical == "auto":
+    if isinstance(categorical, str) and categorical != "auto":
+        raise EsperError(
+            f"categorical={shown(categorical)}: name columns of a table, as in ['city'], or give "
+            f"'auto', or None"
+        )
+    if isinstance(categorical, str):
         names = [name for name, column in table.items() if column.is_categorical]
     else:
         names = [_named(given, table, where) for given in categorical]
@@ -165,7 +170,7 @@ def _named(given: int | str, table: Table, where: str) -> str:
     """The column that a name or a place means."""
     if str(given) in table:
         return str(given)
-    if isinstance(given, int) and 0 <= given < len(table):
+    if isinstance(given, int | np.integer) and 0 <= given < len(table):
         return list(table)[given]
     raise unknown_name("column", given, tuple(table), f"of categorical=, in {where}")
 

@@ -496,10 +496,10 @@ class GrowRun:
                 f"({reason}); use amp=False"
             ) from error
 
-    def refit(self, record: NetworkRecord, samples: GrowPart) -> nn.Module:
+    def refit(self, record: NetworkRecord, samples: GrowPart, until: float) -> nn.Module | None:
         """A plain network like one of the result, trained in the same way on other samples.
 
-        Its own initial weights, its recipe, as many epochs.
+        Its own initial weights, its recipe, as many epochs; None: it has not ended at a time.
         """
         part = samples if samples.weights is None else samples.with_weighted_targets()
         data = Samples.of(part, self.task.inputs).to(self.device)
@@ -515,7 +515,9 @@ class GrowRun:
         build = partial(variant.build, record.topology, record.seed)
         job = Job(0, build, recipe, record.seed, judged=False)
         trainer = EagerTrainer(replace(self.task, train=data))
-        (outcome,) = trainer.train(iter([job]), lambda _: False)
+        (outcome,) = trainer.train(iter([job]), lambda _: time.monotonic() > until)
+        if outcome.trained < recipe.batches:
+            return None
         network = variant.build(record.topology, record.seed)
         carry_weights(network, outcome.weights)
         return finished_model(network)
