@@ -197,5 +197,5 @@ def run_population(
         executor=choice.executor.name,
         device=describe_device(engine.device)["device"],
         contexts=contexts,
-        search=SearchCompute(run.compute_E) if entry.parsed.kind == "asha" else None,
+        search=SearchCompute(run.compute_E) if entry.parsed.searches else None,
     )
