@@ -23,7 +23,7 @@ from typing import Annotated, Final
 import numpy as np
 import tyro
 
-from esper.leyline.arrays import Doubles, Ints
+from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import require_counts
 from esper.scripts.cli.command import run_command
@@ -67,7 +67,7 @@ class Orders:
     @property
     def steps(self) -> int:
         """Steps of a run."""
-        return self.control_HKT.shape[-1] - 1
+        return int(self.control_HKT.shape[-1]) - 1
 
     def control(self, members: int, step: int) -> Doubles:
         """`[R, M, K]`: on `val_control` after a step."""
@@ -190,9 +190,9 @@ def rules(hosts: int, steps: int) -> list[Rule]:
 
 def judge(config: RestartRules, audit: Audit, longer: Audit | None) -> tuple[int, list[Row]]:
     """Number of contexts, and a row for each rule."""
-    there_C = np.isfinite(audit.records.accuracy_CHKT).all(axis=(1, 2, 3))
+    there_C = np.asarray(np.isfinite(audit.records.accuracy_CHKT).all(axis=(1, 2, 3)))
     if longer is not None:
-        there_C &= _same_contexts(audit, longer)
+        there_C = there_C & _same_contexts(audit, longer)
     at = np.flatnonzero(there_C)
     if len(at) < 2:
         raise EsperError(
@@ -234,7 +234,7 @@ def _played(rule: Rule, orders: Orders) -> tuple[float, float]:
     return float(runs_RK.mean()), float(final_RK.mean())
 
 
-def _same_contexts(audit: Audit, longer: Audit) -> Doubles:
+def _same_contexts(audit: Audit, longer: Audit) -> Bools:
     """Contexts that the longer audit has as well; raises if they are others."""
     ours, theirs = audit.contexts, longer.contexts
     there_C = np.zeros(audit.info.contexts, dtype=np.bool_)
