@@ -1,4 +1,4 @@
-"""asha:N: successive halving inside one population is that of separate runs, counted exactly."""
+"""asha:N, best-of:M: a search inside one population is that of separate runs, counted exactly."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from engine_support import small_task
 from esper.compare.host_runs import HostRun, HostRunner
-from esper.compare.policies import asha_entry, planted_limits
+from esper.compare.policies import baseline_entry, planted_limits, search_entry
 from esper.leyline import LifecycleOp
 from esper.leyline.context import ContextSpec, Range
 from esper.leyline.seeds import EVALUATION_SEEDS
@@ -41,10 +41,22 @@ def searched(
     hosts: int = HOSTS,
     listener: ActionRecorder | None = None,
 ) -> HostRun:
+    return ran(f"asha:{topologies}", context, envs, hosts, listener)
+
+
+def ran(
+    text: str,
+    context: ContextSpec,
+    envs: int = 64,
+    hosts: int = HOSTS,
+    listener: ActionRecorder | None = None,
+) -> HostRun:
     spec = task(context)
     population = PopulationConfig(envs=envs, device="cpu")
     runner = HostRunner(population, spec.load(), listener=listener)
-    return runner.run(asha_entry(parse(f"asha:{topologies}"), spec), SEED, hosts)
+    parsed = parse(text)
+    make = search_entry if parsed.searches else baseline_entry
+    return runner.run(make(parsed, spec), SEED, hosts)
 
 
 def state_of(run: HostRun) -> AshaState:
@@ -192,3 +204,47 @@ def test_rungs_halve_the_episode_and_too_many_are_refused():
             assert len(steps) == rungs
             assert all(0 < step < length for step in steps)
             assert list(steps) == sorted(set(steps))
+
+
+# ---- best-of -----------------------------------------------------------------------------------
+
+
+@every_clock
+def test_the_best_initialisation_after_a_step_goes_on_and_all_are_counted(clock):
+    context = replace(CLOCKS[clock], budget=Range(1.0, 1.0))
+    run = ran("best-of:3,2", context)
+    state, engine = state_of(run), run.engine
+    control_E = engine.episode.accuracy_TE[2].reshape(HOSTS, 3)
+    best_E = control_E.argmax(axis=1)
+    assert state.running_E.reshape(HOSTS, 3).argmax(axis=1).tolist() == best_E.tolist()
+    assert state.running_E.sum() == HOSTS
+    assert run.compute_E == pytest.approx(1 + 2 * 2 / STEPS)
+    assert run.result.outcome.flops_ratio_E == pytest.approx(1.0), "of the one that is kept"
+    assert (run.result.outcome.blueprint_ES == NO_BLUEPRINT).all()
+    assert run.result.outcome.member_E.tolist() == list(range(HOSTS))
+
+
+def test_initialisations_differ_in_the_same_context_and_the_first_is_the_host():
+    context = ContextSpec(price=Range(0.2, 2.0))
+    alone, three = ran("wait", context), ran("best-of:3,2", context)
+    accuracy_THM = three.engine.episode.accuracy_TE.reshape(-1, HOSTS, 3)
+    assert accuracy_THM[:3, :, 0].tolist() == alone.engine.episode.accuracy_TE[:3].tolist()
+    loss_HM = three.engine.episode.loss_TE[1].reshape(HOSTS, 3)
+    assert all(len(set(loss_M)) == 3 for loss_M in loss_HM.tolist())
+    assert three.result.contexts == alone.result.contexts
+
+
+def test_initialisations_do_not_depend_on_how_many_hosts_run_at_once():
+    together, apart = (ran("best-of:2,2", ContextSpec(), envs=envs) for envs in (64, 2))
+    assert together.result.outcome == apart.result.outcome
+    assert apart.engine.config.members == 2
+
+
+def test_without_a_step_initialisations_are_halved_as_asha_halves():
+    run = ran("best-of:4", ContextSpec())
+    first, second = rung_steps(4, STEPS)
+    assert run.compute_E == pytest.approx(1 + 2 * first / STEPS + second / STEPS)
+    spec = task(ContextSpec())
+    assert "halvings need" in refused(lambda: search_entry(parse("best-of:512"), spec))
+    late = refused(lambda: search_entry(parse("best-of:4,8"), spec))
+    assert "too late for an episode of 8 steps" in late

@@ -17,6 +17,7 @@ from esper.compare import folder as compare_folder
 from esper.compare.comparison import METRICS, Comparison
 from esper.compare.folder import result_path
 from esper.compare.policies import make_entry
+from esper.compare.report import markdown
 from esper.jobs.settings import JobSettings
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
@@ -171,6 +172,22 @@ def test_waiting_longer_trains_longer_and_pays_for_it(tmp_path):
     alone = engine.run_rollout(WaitPolicy()).outcome
     assert longer.accuracy_N.tolist() == alone.accuracy_E.tolist()
     np.testing.assert_allclose(longer.score_N, alone.score_E - 0.5 * spec.score.c_f, atol=1e-12)
+
+
+def test_restarts_are_counted_where_the_actions_have_them(tmp_path):
+    task = replace(TASK, contexts='{"actions": "grow+restart"}')
+    found = compared(tmp_path / "with", "wait", "restart:1,1,2", "best-of:2,1", task=task)
+    counts = [found[it.label].result.restarts for it in found.policies]
+    assert all(it is not None for it in counts)
+    assert [it.count_N.tolist() for it in counts if it is not None] == [[0, 0], [2, 2], [0, 0]]
+    assert found["best-of:2,1"].result.compute_N == pytest.approx(1 + 1 / 4)
+    growth = markdown(found).partition("## Growth per host")[2].partition("## Settings")[0]
+    assert "| rollbacks | restarts |" in growth
+    assert "| restart:1,1,2 | 0.00 | 0.00 | 0.00 | 0.00 | 2.00 |" in growth
+    without = compared(tmp_path / "without", "wait")
+    assert "restarts" not in markdown(without).partition("## Growth per host")[2].split("\n\n")[1]
+    (path,) = (tmp_path / "without" / "policies").iterdir()
+    assert "restarts" not in json.loads(path.read_text())["result"], "files stay as they were"
 
 
 def test_rent_is_a_multiple_of_what_growth_costs(tmp_path):

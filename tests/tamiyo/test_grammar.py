@@ -14,8 +14,8 @@ from esper.leyline.errors import EsperError
 from esper.tamiyo.grammar import (
     COMPARED,
     DESCRIPTIONS,
+    MAX_CANDIDATES,
     MAX_STEP_DIGITS,
-    MAX_TOPOLOGIES,
     MAX_WAIT_FACTOR,
     WORDS,
     ParsedPolicy,
@@ -60,7 +60,11 @@ def meaning(text: str) -> dict[str, object]:
         ),
         ("table:t.json", {"kind": "table", "path": Path("t.json")}),
         ("heuristic:t.json", {"kind": "heuristic", "path": Path("t.json")}),
-        ("asha:8", {"kind": "asha", "topologies": 8}),
+        ("restart:8,0.25", {"kind": "restart", "start": 8, "below": 0.25}),
+        ("restart:8,.5,3", {"kind": "restart", "start": 8, "below": 0.5, "restarts": 3}),
+        ("asha:8", {"kind": "asha", "candidates": 8}),
+        ("best-of:4", {"kind": "best-of", "candidates": 4, "start": 0}),
+        ("best-of:4,8", {"kind": "best-of", "candidates": 4, "start": 8}),
         ("replay:fixed:norm@3", {"kind": "replay", "found_by": parse("fixed:norm@3")}),
         ("wait:as:asha:4", {"kind": "wait", "found_by": parse("asha:4")}),
     ],
@@ -149,6 +153,18 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("asha:0", "expected asha:N with 1 to 4096"),
         ("asha:x", "expected asha:N with 1 to 4096"),
         ("asha:99999", "expected asha:N with 1 to 4096"),
+        ("best-of", "expected best-of:M,STEP"),
+        ("best-of:0,8", "expected best-of:M,STEP"),
+        ("best-of:4,0", "expected best-of:M,STEP"),
+        ("best-of:4,x", "expected best-of:M,STEP"),
+        ("restart", "expected restart:STEP,ACCURACY,TIMES"),
+        ("restart:8", "expected restart:STEP,ACCURACY,TIMES"),
+        ("restart:0,0.5", "expected restart:STEP,ACCURACY,TIMES"),
+        ("restart:8,nan", "expected restart:STEP,ACCURACY,TIMES"),
+        ("restart:8,25", "expected restart:STEP,ACCURACY,TIMES"),
+        ("restart:8,0.5,0", "expected restart:STEP,ACCURACY,TIMES"),
+        ("replay:best-of:4,8", "best-of cannot be replayed"),
+        ("static-final:restart:8,0.5", "restart does not grow"),
         ("blind:heuristic", "heuristic is not a controller"),
         ("blind:asha:4", "asha is not a controller"),
         ("blind:runs", "unknown policy 'runs'"),
@@ -223,7 +239,7 @@ def built(kind: str, form: str, **parts: st.SearchStrategy) -> st.SearchStrategy
 
 
 FORMS = st.one_of(
-    *(built(kind, kind) for kind in WORDS if kind not in ("static-final", "table")),
+    *(built(kind, kind) for kind in WORDS if kind not in ("static-final", "table", "restart")),
     built("wait", "wait:{longer!r}", longer=st.floats(1e-3, MAX_WAIT_FACTOR)),
     built("heuristic", "heuristic:{order}", order=NAMES),
     built("fixed", "fixed:{blueprint}", blueprint=NAME),
@@ -233,7 +249,14 @@ FORMS = st.one_of(
     built("fixed", "fixed:{topology}@{start}", topology=TOPOLOGY, start=STEP),
     built("static-full", "static-full:{blueprint}:{slots}", blueprint=NAME, slots=NAMES),
     built("static-final", "static-final:{topology}", topology=TOPOLOGY),
-    built("asha", "asha:{topologies}", topologies=st.integers(1, MAX_TOPOLOGIES)),
+    built("asha", "asha:{candidates}", candidates=st.integers(1, MAX_CANDIDATES)),
+    built(
+        "restart",
+        "restart:{start},{below!r},{restarts}",
+        start=STEP.filter(bool),
+        below=st.floats(1e-3, 1),
+        restarts=STEP.filter(bool),
+    ),
 )
 """Every form but those with paths in them."""
 
@@ -287,7 +310,7 @@ def test_any_text_is_a_policy_or_a_refusal_of_ours(text):
     assert "\n" not in line
     if line:
         return
-    assert found.kind in (*WORDS, "asha", "replay", "controller", "own")
+    assert found.kind in (*WORDS, "asha", "best-of", "replay", "controller", "own")
     if found.kind == "controller":
         assert found.path is not None
         assert Path(found.path).is_dir()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from esper.leyline.context import ContextSpec
 from esper.leyline.protocols import PolicyProtocol
 from esper.tamiyo import (
     FixedSchedule,
@@ -19,6 +20,7 @@ from esper.tamiyo import (
 )
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.make_policy import make_policy, require_known_names, resolve_topology
+from esper.tasks.spec import TaskSpec
 from esper.tasks.synthetic_images import synthetic_spec
 from support import refused
 
@@ -108,3 +110,19 @@ def test_names_that_a_task_does_not_have_are_refused(text, says):
     line = refused(lambda: require_known_names(parse(text), SLOTS, ("norm", "gate")))
     assert says in line
     assert f"in policy {text!r}" in line
+
+
+def test_a_rule_of_restarting_needs_restart_among_the_actions():
+    for actions in ("grow", "full"):
+        without = replace(SPEC, context=ContextSpec(actions=actions))
+        line = refused(lambda spec=without: built("restart:4,0.5", spec))
+        assert f"RESTART is not among the actions '{actions}'" in line
+        assert f'"actions": "{actions}+restart"' in line
+    allowed = replace(SPEC, context=ContextSpec(actions="grow+restart"))
+    rule = built("restart:4,0.5,2", allowed)
+    assert (rule.step, rule.below, rule.times) == (4, 0.5, 2)
+    assert "too late for an episode of 9 steps" in refused(lambda: built("restart:9,0.5", allowed))
+
+
+def built(text: str, spec: TaskSpec) -> PolicyProtocol[Any]:
+    return make_policy(parse(text), spec, seed=0, reward=None)

@@ -16,6 +16,7 @@ from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.context import ContextSpec
 from esper.leyline.payloads import PruneCause, SeedPruned
 from esper.simic.rewards.score import score_after_step
+from esper.tamiyo.baselines import RestartPolicy, WaitPolicy
 from esper.tamiyo.replay import ActionRecorder, ReplayPolicy
 from esper.tolaria.engine import VectorizedEngine
 
@@ -214,3 +215,29 @@ def test_seeds_that_a_restart_removes_are_told_with_their_cause():
     assert gone.slot_N.tolist() == [0, 2]
     assert gone.cause_N.tolist() == [PruneCause.RESTART] * 2
     assert gone.stage_before_N.tolist() == [SeedStage.PLANTED] * 2
+
+
+@pytest.mark.parametrize("context", [RESTARTS, COMPUTE], ids=["steps", "compute"])
+def test_the_rule_restarts_what_is_below_its_threshold(context):
+    engine = engine_of(context)
+    engine.run_rollout(WaitPolicy())
+    control_E = engine.episode.accuracy_TE[2]
+    below = float(np.sort(control_E)[1])  # the worst is below, the second is not
+    engine = engine_of(context)
+    engine.run_rollout(RestartPolicy(2, below))
+    assert (control_E < below).sum() == 1
+    assert engine.outcome().restarts_E.tolist() == (control_E < below).tolist()
+
+
+def test_the_rule_counts_steps_from_where_a_member_began_and_restarts():
+    recorder = ActionRecorder()
+    engine_of().run_rollout(RestartPolicy(2, 1.1, times=2), recorder)
+    restarts_TE = np.stack([actions.op == RESTART for actions in recorder.recording.steps])
+    assert np.flatnonzero(restarts_TE.all(axis=1)).tolist() == [1, 3]
+    assert restarts_TE.sum() == 2 * 3
+
+
+def test_the_rule_waits_where_too_little_is_left():
+    engine = engine_of(replace(RESTARTS, min_restart_left=0.9))
+    engine.run_rollout(RestartPolicy(2, 1.1, times=9))
+    assert not engine.outcome().restarts_E.any()

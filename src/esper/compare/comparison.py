@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.codec import LATER
 from esper.leyline.context import FIXED, ContextSpec
 from esper.leyline.errors import shorten
 from esper.leyline.prices import ScoreConstants
@@ -90,6 +91,13 @@ class SearchCompute(ArrayStruct):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Restarts(ArrayStruct):
+    """Restarts of hosts whose actions have RESTART."""
+
+    count_N: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PolicyResult(ArrayStruct):
     """Results of the hosts of one policy."""
 
@@ -131,6 +139,8 @@ class PolicyResult(ArrayStruct):
     """Contexts of the hosts; None: all were fixed."""
     search: SearchCompute | None = None
     """Compute of a search over several members per host; None for other policies."""
+    restarts: Restarts | None = field(default=None, metadata=LATER)
+    """None where RESTART is not among the actions."""
 
     @property
     def compute_N(self) -> Doubles:

@@ -1,7 +1,7 @@
 """One episode of the hosts of a run seed, under any policy of a comparison.
 
 Most policies run one population with a member per host. `replay` first records its policy on other
-hosts; `asha` runs several members per host and reports the one that survives.
+hosts; `asha` and `best-of` run several members per host and report the one that survives.
 
 Shape letters: E hosts of a population, T steps, S slots.
 """
@@ -16,13 +16,14 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from esper.compare.policies import PolicyEntry
+from esper.compare.policies import PolicyEntry, search_rungs
 from esper.leyline.arrays import Doubles, Ints
+from esper.leyline.limits import MAX_MEMBERS
 from esper.leyline.protocols import EngineListener, PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import PopulationConfig
-from esper.tamiyo.asha import AshaPolicy, AshaState
+from esper.tamiyo.asha import AshaPolicy, AshaState, BestOfPolicy
 from esper.tamiyo.replay import ActionRecorder, ReplayPolicy
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
@@ -81,7 +82,7 @@ class HostRunner:
 
         `planted_ES`: static-final, the final topologies of `entry.found_by` on these hosts.
         """
-        if entry.parsed.kind == "asha":
+        if entry.parsed.searches:
             return self._search(entry, seed, members)
         settings = entry.engine_config(self.population, seed, members)
         policy: PolicyProtocol[Any]
@@ -114,21 +115,29 @@ class HostRunner:
         return ReplayPolicy(recorder.recording, self.reward or ScoreReward(entry.spec.upkeep))
 
     def _search(self, entry: PolicyEntry, seed: int, members: int) -> HostRun:
-        """Run asha, as many hosts at a time as fit into `population.envs` members."""
+        """Run a search, as many hosts at a time as fit into `population.envs` members."""
         at_once = hosts_at_once(entry, self.population.envs)
         groups = [range(at, min(at + at_once, members)) for at in range(0, members, at_once)]
         parts = [self._search_hosts(entry, seed, group) for group in groups]
         return HostRun.joined(parts)
 
     def _search_hosts(self, entry: PolicyEntry, seed: int, hosts: Sequence[int]) -> HostRun:
-        """Run asha on these hosts in one population."""
-        host_E = np.repeat(np.array(hosts), entry.parsed.topologies)
-        settings = entry.engine_config(self.population, seed, len(host_E))
-        settings = replace(settings, member_ids=tuple(host_E.tolist()))
-        policy = AshaPolicy(
+        """Run a search on these hosts in one population."""
+        candidates, fresh = entry.parsed.candidates, entry.parsed.kind == "best-of"
+        host_E = np.repeat(np.array(hosts), candidates)
+        # the first initialisation is the host's own; others have numbers that no host has
+        further_E = np.tile(np.arange(candidates), len(hosts)) * MAX_MEMBERS * fresh
+        settings = replace(
+            entry.engine_config(self.population, seed, len(host_E)),
+            member_ids=tuple((host_E + further_E).tolist()),
+            context_ids=tuple(host_E.tolist()),
+        )
+        rungs, eta = search_rungs(entry.parsed, entry.spec)
+        policy = (BestOfPolicy if fresh else AshaPolicy)(
             host_E,
             seed,
-            entry.spec.episode_length,
+            rungs,
+            eta=eta,
             equal_compute=entry.spec.context.clock == "compute",
             reward=self.reward or ScoreReward(entry.spec.upkeep),
         )
@@ -146,7 +155,7 @@ class HostRunner:
 
 def hosts_at_once(entry: PolicyEntry, envs: int) -> int:
     """Hosts that run in one population of a policy."""
-    return max(1, envs // entry.parsed.topologies) if entry.parsed.kind == "asha" else envs
+    return max(1, envs // entry.parsed.candidates) if entry.parsed.searches else envs
 
 
 def draw_limits(spec: TaskSpec, population: PopulationConfig, data: TaskData) -> DrawLimits | None:

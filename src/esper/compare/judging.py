@@ -21,9 +21,9 @@ from esper.compare.config import HOSTS_PER_CONTEXT, Populations, split_hosts
 from esper.compare.host_runs import HostRun, HostRunner, draw_limits
 from esper.compare.policies import (
     PolicyEntry,
-    asha_entry,
     baseline_entry,
     controller_entry,
+    search_entry,
     static_final_entry,
 )
 from esper.karn.heartbeat import phase
@@ -184,7 +184,7 @@ def judge_baselines(
     labels = UNTRAINED, f"{UNTRAINED}, sampled"
     whole = _whole_task(training)
     # An episode of one step has no room for a rung.
-    searches = [asha_entry(parse(SEARCH), whole)] if whole.episode_length > 1 else []
+    searches = [search_entry(parse(SEARCH), whole)] if whole.episode_length > 1 else []
     entries = [
         *_acting(training, start, spec, labels),
         *searches,

@@ -36,12 +36,13 @@ from esper.simic.training.config import (
     preset_of_task,
 )
 from esper.simic.training.runs.controllers import find_controller
-from esper.tamiyo.asha import rung_steps
+from esper.tamiyo.asha import ETA, rung_steps
 from esper.tamiyo.grammar import ParsedPolicy, unique_labels
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
     heuristic_config,
     make_policy,
+    require_decision_step,
     require_known_names,
     resolve_topology,
     spec_for,
@@ -180,8 +181,8 @@ def make_entry(
         return _dependent_entry(make_entry(config, parsed.found_by, spec, files), parsed, spec)
     if parsed.kind == "own":
         return _own_entry(parsed, spec, files or UserFiles())
-    if parsed.kind == "asha":
-        return asha_entry(parsed, spec)
+    if parsed.searches:
+        return search_entry(parsed, spec)
     parsed = resolve_topology(parsed)
     require_known_names(parsed, spec.slots, spec.blueprints)
     entry = baseline_entry(parsed, spec)
@@ -211,11 +212,24 @@ def baseline_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits, rules=known))
 
 
-def asha_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
-    """Entry of a search over planted topologies."""
-    rung_steps(parsed.topologies, spec.episode_length)  # raises if there are too many
-    spec = spec_for(parsed, spec)
-    return PolicyEntry(parsed, spec, Identity(f"asha:{parsed.topologies}", planted_limits(spec)))
+def search_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+    """Entry of a search over planted topologies or initialisations."""
+    search_rungs(parsed, spec)  # raises if there are too many
+    spec, step = spec_for(parsed, spec), f",{parsed.start}" * _decides_once(parsed)
+    known = f"{parsed.kind}:{parsed.candidates}{step}"
+    return PolicyEntry(parsed, spec, Identity(known, planted_limits(spec)))
+
+
+def search_rungs(parsed: ParsedPolicy, spec: TaskSpec) -> tuple[tuple[int, ...], int]:
+    """Rungs of a search, and of how many members one continues there."""
+    if _decides_once(parsed):
+        require_decision_step(parsed, spec)
+        return (parsed.start,), parsed.candidates
+    return rung_steps(parsed.candidates, spec.episode_length), ETA
+
+
+def _decides_once(parsed: ParsedPolicy) -> bool:
+    return parsed.kind == "best-of" and parsed.start > 0
 
 
 def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
@@ -327,6 +341,8 @@ def _canonical_policy(parsed: ParsedPolicy, spec: TaskSpec) -> str:
         return f"table:{read_table(parsed.path, spec.name).digest}"
     if parsed.kind == "wait" and parsed.longer != 1.0:
         return f"wait:{parsed.longer:g}"
+    if parsed.kind == "restart":
+        return f"restart:{parsed.start},{parsed.below:g},{parsed.restarts}"
     if parsed.kind == "static-final":
         return f"static-final:{','.join(sorted(parsed.topology))}"
     if parsed.kind == "heuristic" and parsed.order:

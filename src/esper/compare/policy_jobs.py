@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.compare.comparison import PolicyResult, SearchCompute
+from esper.compare.comparison import PolicyResult, Restarts, SearchCompute
 from esper.compare.config import Compare
 from esper.compare.folder import SavedResult, read_result, result_path, save_result
 from esper.compare.host_runs import HostRunner, combine, draw_limits
@@ -197,5 +197,6 @@ def run_population(
         executor=choice.executor.name,
         device=describe_device(engine.device)["device"],
         contexts=contexts,
-        search=SearchCompute(run.compute_E) if entry.parsed.kind == "asha" else None,
+        search=SearchCompute(run.compute_E) if entry.parsed.searches else None,
+        restarts=Restarts(outcome.restarts_E) if entry.spec.context.restarts else None,
     )

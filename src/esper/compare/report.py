@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from esper.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric
+from esper.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric, PolicyResult
 from esper.compare.matching import matching_compute
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import FIXED, NAMED_CONTEXTS, ContextSpec
@@ -229,6 +229,7 @@ def _wall_time_part(found: Comparison) -> str:
 
 
 def _topology_part(found: Comparison) -> str:
+    restarts = any(policy.result.restarts is not None for policy in found.policies)
     rows = []
     for policy in found.policies:
         result = policy.result
@@ -238,11 +239,17 @@ def _topology_part(found: Comparison) -> str:
             [
                 policy.label,
                 *(f"{count_N.mean():.2f}" for count_N in counts),
+                *([_restarts_text(result)] if restarts else []),
                 "; ".join(f"{count} x {words}" for words, count in common),
             ]
         )
-    head = ("policy", "germinated", "permanent", "pruned", "rollbacks", "most frequent topologies")
+    head = ["policy", "germinated", "permanent", "pruned", "rollbacks"]
+    head += [*(["restarts"] if restarts else []), "most frequent topologies"]
     return f"## Growth per host\n\n{_table(head, rows)}"
+
+
+def _restarts_text(result: PolicyResult) -> str:
+    return "" if result.restarts is None else f"{result.restarts.count_N.mean():.2f}"
 
 
 def _settings_part(found: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""Successive halving over planted topologies, inside one population.
+"""Successive halving over planted topologies or initialisations, inside one population.
 
 Every host has several members with the same initial weights, batches and context. Each plants
 another topology in the plan phase. At the rungs the worse half of a host's running members stops;
@@ -8,6 +8,9 @@ them: on `val_control`, at the member's price.
 The topologies of a host, in this order: the host; one blueprint in every slot, for each
 blueprint, in an order drawn for the host; random ones. All are distinct and within the caps. So the
 topologies of a smaller search are among those of a larger one.
+
+`BestOfPolicy` does the same with members that differ in their initial weights and batches alone: it
+halves them, or keeps the best after one step.
 
 Shape letters: E members, S slots, K blueprints, N topologies.
 """
@@ -46,8 +49,8 @@ def rung_steps(topologies: int, episode_length: int) -> tuple[int, ...]:
     rungs = (topologies - 1).bit_length()
     if rungs >= episode_length:
         raise EsperError(
-            f"asha:{topologies}: {rungs} halvings need an episode of at least {rungs + 1} steps, "
-            f"it has {episode_length}; search fewer topologies"
+            f"a search among {topologies}: {rungs} halvings need an episode of at least "
+            f"{rungs + 1} steps, it has {episode_length}; search among fewer"
         )
     steps: list[int] = []
     for rung in range(rungs):
@@ -75,21 +78,21 @@ class AshaPolicy(ScriptedPolicy):
         self,
         host_E: Sequence[int] | Ints,
         seed: int,
-        episode_length: int,
+        rungs: Sequence[int],
         *,
+        eta: int = ETA,
         equal_compute: bool = False,
         reward: RewardProtocol | None = None,
     ) -> None:
         """`host_E`: number of each member's host, members of a host next to each other.
 
-        `equal_compute`: every member has the same compute budget; otherwise a larger network pays
-        for more training FLOPs.
+        `rungs`: trained steps after which one of `eta` members continues. `equal_compute`: every
+        member has the same compute budget; otherwise a larger network pays for more training FLOPs.
         """
         super().__init__(reward)
         self.host_E = np.asarray(host_E, dtype=np.int64)
         self.seed, self.equal_compute = seed, equal_compute
-        most = int(np.unique(self.host_E, return_counts=True)[1].max())
-        self.rungs = rung_steps(most, episode_length)
+        self.rungs, self.eta = tuple(rungs), eta
 
     def initial_state(self, members: int) -> AshaState:
         """Return the state before the plan phase."""
@@ -140,8 +143,18 @@ class AshaPolicy(ScriptedPolicy):
         rank_E = np.empty_like(order_E)
         rank_E[order_E] = np.arange(len(order_E)) - first_of_host_E
         running_of_host = np.bincount(self.host_E, running_E)
-        kept_E = np.ceil(running_of_host[self.host_E] / ETA)
+        kept_E = np.ceil(running_of_host[self.host_E] / self.eta)
         return np.asarray(running_E & (rank_E < kept_E))
+
+
+class BestOfPolicy(AshaPolicy):
+    """Plants nothing: the members of a host differ in initial weights and batches."""
+
+    def _drawn(self, obs: TrainingSignals) -> AshaState:
+        """Nothing is planted; every member is searched."""
+        shape = obs.slots.stage_ES.shape
+        all_E = np.ones(shape[0], dtype=np.bool_)
+        return AshaState(np.full(shape, NO_BLUEPRINT, dtype=np.int64), all_E, all_E.copy())
 
 
 def _ranking_value(obs: TrainingSignals, equal_compute: bool) -> Doubles:

@@ -1,4 +1,4 @@
-"""Baseline policies: wait, random and static topologies.
+"""Baseline policies: wait, random, restarts by a threshold, and static topologies.
 
 The fixed schedule is in `schedule.py`, the heuristic in `heuristic.py`. All implement
 `PolicyProtocol`.
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from esper.leyline.actions import ActionHead, ActionSpec
+from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
@@ -21,7 +21,13 @@ from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import NO_BLUEPRINT, TrainingSignals
 from esper.leyline.streams import stream_keys
 from esper.tamiyo.actions import HEAD_USED_OA, parse_sampled_action
-from esper.tamiyo.scripted import ScriptedPolicy, cannot_grow, fixed_mask, index_of
+from esper.tamiyo.scripted import (
+    ScriptedPolicy,
+    build_actions,
+    cannot_grow,
+    fixed_mask,
+    index_of,
+)
 
 
 class StatelessPolicy(ScriptedPolicy):
@@ -42,6 +48,31 @@ class WaitPolicy(StatelessPolicy):
     ) -> tuple[PolicyDecision, None]:
         """Return WAIT for every member."""
         return PolicyDecision.deterministic(ActionSpec.wait(len(masks.op_EO))), None
+
+
+class RestartPolicy(StatelessPolicy):
+    """Trains the host, and begins anew where it does badly: a quantile rule.
+
+    A member whose validation accuracy is below `below` after `step` trained steps, counted from
+    where it began, restarts, at most `times` times and where RESTART is legal.
+    """
+
+    def __init__(
+        self, step: int, below: float, times: int = 1, reward: RewardProtocol | None = None
+    ) -> None:
+        super().__init__(reward)
+        self.step, self.below, self.times = step, below, times
+
+    def act(
+        self, obs: TrainingSignals, masks: ActionMasks, policy_state: None
+    ) -> tuple[PolicyDecision, None]:
+        """Return RESTART for members below the threshold, else WAIT."""
+        context = obs.context
+        due_E = (obs.step + 1 - context.began_E == self.step) & (context.restarts_E < self.times)
+        bad_E = ~(obs.val_accuracy_E >= self.below)  # NaN is bad
+        anew_E = due_E & bad_E & masks.op_EO[:, LifecycleOp.RESTART] & (not obs.planning)
+        op_E = np.where(anew_E, int(LifecycleOp.RESTART), int(LifecycleOp.WAIT))
+        return PolicyDecision.deterministic(build_actions(op_E, np.zeros_like(op_E), {})), None
 
 
 class StaticTopology(WaitPolicy):

@@ -13,7 +13,9 @@
     static-final:RESULT.json                    the most frequent final topology of that run
     static-final:POLICY                         the final topology of that policy on the same host
     table:TABLE.json                            the table's topology for the member's price, planted
+    restart:STEP,ACCURACY[,TIMES]               the host; begins anew if below ACCURACY after STEP
     asha:N                                      the best of N planted topologies, halved at rungs
+    best-of:M[,STEP]                            the best of M initialisations, halved or after STEP
     FOLDER   sampled:FOLDER                     a saved controller; greedy, or sampled actions
     blind:FOLDER                                the same with its learning curve hidden
     untrained:FOLDER                            the same as it began: its settings, no learning
@@ -22,8 +24,8 @@
     LABEL=any of these                          sets the label in tables and plots
 
 Parsing loads nothing and does not import torch. `make_policy.py` builds the policies, except those
-that depend on runs (controllers, asha, and policies named after another), which only `compare` can
-build, and your own, which `train` can build as well.
+that depend on runs (controllers, searches, and policies named after another), which only `compare`
+can build, and your own, which `train` can build as well.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ Kind = Literal[
     "static-full",
     "static-final",
     "table",
+    "restart",
     "asha",
+    "best-of",
     "replay",
     "controller",
     "own",
@@ -79,18 +83,22 @@ DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
         "the topology that a table has for the price of growth, planted at the start",
         "table:digits_impaired.json",
     ),
+    "restart": (
+        "no growth; begins anew if validation accuracy is below a threshold after a step",
+        "restart:8,0.25,3",
+    ),
 }
 """Description and example of each scripted policy."""
 WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
 """Policies that can be built on their own."""
 BLIND: Final = "blind"
 UNTRAINED: Final = "untrained"
-COMPARED: Final = ("asha", "replay", BLIND, UNTRAINED)
+COMPARED: Final = ("asha", "best-of", "replay", BLIND, UNTRAINED)
 """Further names, which only `compare` understands."""
 MAX_WAIT_FACTOR: Final = 100.0
 """Largest FACTOR of wait:FACTOR."""
-MAX_TOPOLOGIES: Final = 4096
-"""Largest N of asha:N."""
+MAX_CANDIDATES: Final = 4096
+"""Largest N of asha:N and M of best-of:M."""
 SAMPLED: Final = "sampled"
 SOURCE: Final = ".py"
 """End of the name of a file with policies."""
@@ -117,7 +125,12 @@ class ParsedPolicy:
     slots: tuple[str, ...] = ()
     """fixed, static-full: slots; empty: all."""
     start: int = 2
-    """fixed: step of the first germination."""
+    """fixed: step of the first germination; restart, best-of: trained steps after which it decides
+    (best-of, 0: at the rungs of asha)."""
+    below: float = 0.0
+    """restart: validation accuracy under which a member begins anew."""
+    restarts: int = 1
+    """restart: most restarts of a member."""
     topology: tuple[str, ...] = ()
     """static-final, fixed: `slot=blueprint` each."""
     order: tuple[str, ...] = ()
@@ -140,13 +153,20 @@ class ParsedPolicy:
     """controller: hide the learning curve."""
     untrained: bool = False
     """controller: its settings and first weights, without learning."""
-    topologies: int = 0
-    """asha: topologies per host."""
+    candidates: int = 0
+    """asha: topologies per host; best-of: initialisations."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether several members are trained for each host, of which one is kept."""
+        return self.kind in ("asha", "best-of")
 
     @property
     def plans(self) -> bool:
         """Whether it needs the plan phase, whatever the task's contexts."""
-        return self.kind in ("table", "asha") or (self.kind == "heuristic" and bool(self.path))
+        return (
+            self.searches or self.kind == "table" or (self.kind == "heuristic" and bool(self.path))
+        )
 
 
 def parse_all(texts: Sequence[str]) -> list[ParsedPolicy]:
@@ -295,7 +315,8 @@ def _parse_final(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
         return replace(parsed, path=Path(rest))
     if rest.endswith(".json"):
         raise EsperError(f"policy {shown(parsed.text)}: file {shown(rest)} does not exist")
-    static = ("wait", "static-full", "static-final", "table", "asha", "replay")
+    static = ("wait", "static-full", "static-final", "table", "restart", "asha", "best-of",
+              "replay")  # fmt: skip
     return _parse_source(parsed, rest, static, "does not grow; give a policy that does")
 
 
@@ -317,7 +338,7 @@ def _parse_source(
 def _parse_replay(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """POLICY"""
     found = _parse_source(
-        parsed, rest, ("replay", "asha"), "cannot be replayed; name another policy"
+        parsed, rest, ("replay", "asha", "best-of"), "cannot be replayed; name another policy"
     )
     assert found.found_by is not None
     if found.found_by.found_by is not None:
@@ -339,13 +360,49 @@ def _parse_table(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
 
 def _parse_asha(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     """N"""
-    small = rest.isascii() and rest.isdecimal() and len(rest) <= MAX_STEP_DIGITS
-    if not small or not 1 <= int(rest) <= MAX_TOPOLOGIES:
+    count = _count(rest)
+    if not 1 <= count <= MAX_CANDIDATES:
         raise EsperError(
-            f"policy {shown(parsed.text)}: expected asha:N with 1 to {MAX_TOPOLOGIES} topologies "
+            f"policy {shown(parsed.text)}: expected asha:N with 1 to {MAX_CANDIDATES} topologies "
             f"per host, for example asha:8"
         )
-    return replace(parsed, topologies=int(rest))
+    return replace(parsed, candidates=count)
+
+
+def _parse_best_of(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
+    """M[,STEP]"""
+    count, mark, step = rest.partition(",")
+    found = replace(parsed, candidates=_count(count), start=_count(step) if mark else 0)
+    if not 1 <= found.candidates <= MAX_CANDIDATES or (mark and found.start < 1):
+        raise EsperError(
+            f"policy {shown(parsed.text)}: expected best-of:M,STEP with 1 to {MAX_CANDIDATES} "
+            f"initialisations and a step from 1 on, for example best-of:4,8, or best-of:4 to "
+            f"halve them as asha does"
+        )
+    return found
+
+
+def _parse_restart(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
+    """STEP,ACCURACY[,TIMES]"""
+    step, _, others = rest.partition(",")
+    accuracy, mark, times = others.partition(",")
+    try:
+        below = float(accuracy)
+    except ValueError:
+        below = math.nan
+    found = replace(parsed, start=_count(step), below=below, restarts=_count(times) if mark else 1)
+    if found.start < 1 or not 0 < below <= 1 or found.restarts < 1:  # also rejects NaN
+        raise EsperError(
+            f"policy {shown(parsed.text)}: expected restart:STEP,ACCURACY,TIMES with an accuracy "
+            f"above 0 and up to 1, for example restart:8,0.25,3"
+        )
+    return found
+
+
+def _count(text: str) -> int:
+    """A whole number; -1 if it is none, or too long."""
+    small = text.isascii() and text.isdecimal() and len(text) <= MAX_STEP_DIGITS
+    return int(text) if small else -1
 
 
 def _parse_probe(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
@@ -398,7 +455,9 @@ _ARGUMENTS: Final[dict[str, tuple[Kind, Callable[[ParsedPolicy, str], ParsedPoli
     "static-full": ("static-full", _parse_slots),
     "static-final": ("static-final", _parse_final),
     "table": ("table", _parse_table),
+    "restart": ("restart", _parse_restart),
     "asha": ("asha", _parse_asha),
+    "best-of": ("best-of", _parse_best_of),
     "replay": ("replay", _parse_replay),
     BLIND: ("controller", _parse_probe),
     UNTRAINED: ("controller", _parse_probe),

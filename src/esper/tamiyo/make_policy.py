@@ -20,7 +20,7 @@ from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.sealed_json import parse_json
-from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
+from esper.tamiyo.baselines import RandomPolicy, RestartPolicy, StaticTopology, WaitPolicy
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
 from esper.tamiyo.heuristic_rules import read_rules
@@ -53,6 +53,8 @@ def make_policy(
         return HeuristicPolicy(rules or heuristic_config(parsed, spec), reward)
     if parsed.kind == "table":
         return TablePolicy(_table(parsed, spec), reward)
+    if parsed.kind == "restart":
+        return _restart_policy(parsed, spec, reward)
     if parsed.kind == "static-final":
         topology = parsed.topology or _load_topology(_result_path(parsed))
         return static_policy(_blueprint_by_slot(parsed, topology), spec, reward)
@@ -69,6 +71,30 @@ def make_policy(
     grown = _blueprint_by_slot(parsed, parsed.topology) or dict.fromkeys(places, parsed.blueprint)
     entries = tuple(ScheduleEntry(parsed.start, slot, kind) for slot, kind in grown.items())
     return FixedSchedule(ScheduleConfig(entries), reward)
+
+
+def _restart_policy(
+    parsed: ParsedPolicy, spec: TaskSpec, reward: RewardProtocol | None
+) -> RestartPolicy:
+    """The rule, where the task's actions and length allow it."""
+    require_decision_step(parsed, spec)
+    if not spec.context.restarts:
+        actions = spec.context.actions
+        raise EsperError(
+            f"policy {shown(parsed.text)}: RESTART is not among the actions {shown(actions)}; give "
+            f'contexts with it, as in --contexts \'{{"actions": "{actions}+restart"}}\''
+        )
+    return RestartPolicy(parsed.start, parsed.below, parsed.restarts, reward)
+
+
+def require_decision_step(parsed: ParsedPolicy, spec: TaskSpec) -> None:
+    """Raise if a policy decides once its episode is over."""
+    length = spec.episode_length
+    if parsed.start >= length:
+        raise EsperError(
+            f"policy {shown(parsed.text)}: step {parsed.start} is too late for an episode of "
+            f"{length} steps; decide before step {length}"
+        )
 
 
 def static_policy(
@@ -111,8 +137,9 @@ def require_standalone(parsed: ParsedPolicy) -> None:
         "replay": "the actions of {} on other hosts",
         "wait": "the compute of {} on the same hosts",
         "asha": "several members per host",
+        "best-of": "several members per host",
     }
-    if by is not None or parsed.kind == "asha":
+    if by is not None or parsed.searches:
         what = needs[parsed.kind].format("" if by is None else shown(by.text))
         raise EsperError(
             f"policy {shown(parsed.text)}: needs {what}; run esper compare {shown(parsed.text)}"

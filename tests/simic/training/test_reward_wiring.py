@@ -81,6 +81,11 @@ def test_a_reward_in_a_file_is_recorded_and_resumes(tmp_path):
     train(tmp_path / "run", 2, resume=True, config=replace(config, rounds=2))
     line = refused(lambda: train(tmp_path / "run", 2, resume=True, config=None))
     assert "to run its code" in line, "a folder may come from somebody else"
+    (tmp_path / "mine.py").write_text(MINE + "# edited\n")
+    line = refused(
+        lambda: train(tmp_path / "run", 3, resume=True, config=replace(config, rounds=3))
+    )
+    assert "mine.py:accuracy_alone' has changed: put it back" in line
 
 
 @pytest.mark.parametrize(

@@ -287,13 +287,14 @@ def _contenders(run: Path) -> Section:
     return "Policies", _contender_parts(found) or [tag("p", "None was judged yet.")]
 
 
+_HOST: Final = ("wait", "restart:", "best-of:")
 _STATIC: Final = ("static-", "asha", "table:")
 """Policies that plant their networks from the start."""
 
 
 def _mark(one: views.Contender) -> str:
     name = one.policy
-    if name == "bare" or name.startswith("wait"):
+    if name == "bare" or name.startswith(_HOST):
         return "host"
     return "static" if name.startswith(_STATIC) else "front"
 

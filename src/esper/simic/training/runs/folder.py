@@ -29,12 +29,12 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
-from esper.leyline.codec import Json, read_record
+from esper.leyline.codec import LATER, Json, read_record
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.telemetry import QUEUE_SIZE
 from esper.nissa.trackers.names import TrackerName
@@ -94,6 +94,8 @@ class Session:
     """SHA-256 of the task file; empty for built-in tasks."""
     ended: str = ""
     """UTC; empty while it runs, or if the process was killed."""
+    reward_file: str = field(default="", metadata=LATER)
+    """SHA-256 of the file of the user's reward; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,7 @@ class RunFolder:
             end=None,
             failure="",
             task_file=task_file_digest(config.task.name),
+            reward_file=task_file_digest(config.reward.own),
         )
         self.config = config
         sessions = (*self.info.sessions, session)

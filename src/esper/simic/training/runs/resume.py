@@ -113,6 +113,7 @@ def find_resume_point(path: Path, before: TrainingConfig, config: TrainingConfig
     `before`: settings of the last session.
     """
     changes = _changes(before, config, "the run")
+    _require_same_reward_file(path, config)
     found = CheckpointStore(checkpoints_dir(path)).newest_valid()
     if found.path is None and found.skipped:
         raise EsperError(
@@ -279,6 +280,17 @@ def task_file_change(path: Path, config: TrainingConfig) -> tuple[str, ...]:
         return ()
     name = shorten(config.task.name, MAX_VALUE_CHARS)
     return (f"task file {name} changed: SHA-256 {digests[-1][:12]}... -> {now[:12]}...",)
+
+
+def _require_same_reward_file(path: Path, config: TrainingConfig) -> None:
+    """Raise if the file of the user's reward was edited since the run was trained with it."""
+    own = config.reward.own
+    digests = [session.reward_file for session in read_info(path).sessions if session.reward_file]
+    if digests and digests[-1] != task_file_digest(own):
+        raise EsperError(
+            f"resume of {path}: the file of reward {shown(own)} has changed: put it back, or start "
+            f"a new run"
+        )
 
 
 def version_notes(folder: RunFolder) -> tuple[str, ...]:
