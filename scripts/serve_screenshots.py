@@ -1,6 +1,7 @@
 """Takes the pictures of docs/serve.md: `python scripts/serve_screenshots.py RUNS`.
 
-RUNS holds two training runs or more, and a grow run. Needs the extras `serve` and `test-extra`, and Chromium.
+RUNS holds two training runs or more, and a grow run. Needs the extras `serve` and `test-extra`, and
+Chromium.
 """
 
 from __future__ import annotations

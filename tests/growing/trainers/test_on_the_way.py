@@ -60,6 +60,7 @@ def often(monkeypatch):
     monkeypatch.setattr(captured, "TICK_SECONDS", 0.0)
     monkeypatch.setattr(lanes, "MAX_BURST", 1)
     monkeypatch.setattr("esper.growing.trainers.workers.SLICE_SECONDS", 1e-9)
+    monkeypatch.setattr("esper.growing.trainers.workers.TICK_SECONDS", -1.0)
 
 
 def jobs_in(folder, count: int = 2, every: float = 1e-9, batches: int = 60) -> list[Job]:
