@@ -265,6 +265,7 @@ OPTIMIZERS = {
     "Adam": lambda params: torch.optim.Adam(params, lr=0.01),
     "fused AdamW": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "plain SGD": lambda params: torch.optim.SGD(params, lr=0.1, foreach=True),
     "RMSprop": lambda params: torch.optim.RMSprop(params, lr=0.01),
 }
 
@@ -382,7 +383,7 @@ def test_a_stopped_search_resumes_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setattr(captured, "TICK_SECONDS", 0.0)
     monkeypatch.setattr(captured, "STARTING_SECONDS", 0.0)  # else they end before the first tick
     task = task_of("images", amp=True)
-    jobs = jobs_of(tmp_path, Residual, 4, batches=400)
+    jobs = jobs_of(tmp_path, Residual, 4, batches=4000)  # far more than a start queues
     expected = train_all(CapturedTrainer(task), jobs)
     calls = []
 
@@ -392,7 +393,7 @@ def test_a_stopped_search_resumes_bit_for_bit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(captured, "STARTING_SECONDS", 0.1)
     cut = train_all(CapturedTrainer(task), jobs, stop)
-    under_way = [n for n, outcome in cut.items() if 0 < outcome.trained < 400]
+    under_way = [n for n, outcome in cut.items() if 0 < outcome.trained < 4000]
     assert under_way
     kind = Kinds(task, CudaMachine(DEVICE, 1).capture)
     saved = [kind.program(jobs[n]).trained for n in under_way]

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import esper
 from cuda_support import NEEDS_CUDA
+from esper.growing import outcome
+from esper.growing.problem import Problem
 from esper.growing.trainers.eager import EagerTrainer
+from esper.tasks.measuring import Measured
 from grow_support import runs_of, same_weights
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
@@ -50,6 +54,27 @@ def test_a_search_of_captured_runs_is_that_of_eager_ones(tmp_path, monkeypatch):
     assert [row.score for row in runs_of(eager.folder)] == [row.score for row in rows]
     assert {row.how.trainer for row in runs_of(eager.folder)} == {"eager"}
     assert same_weights(replayed, eager)
+
+
+def test_networks_are_judged_on_the_gpu_and_returned_on_the_cpu(tmp_path, monkeypatch):
+    judged, places = outcome._judged, []
+
+    def judge(model: nn.Module, problem: Problem, device: torch.device) -> Measured:
+        places.append(device.type)
+        return judged(model, problem, device)
+
+    monkeypatch.setattr(outcome, "_judged", judge)
+    x, y = (torch.as_tensor(part) for part in data())
+    result = esper.grow(
+        model, (x[:200], y[:200]), val=(x[200:250], y[200:250]), test=(x[250:], y[250:]),
+        budget=esper.Budget(host_runs=3), epochs=10, device="cuda", folder=tmp_path / "run",
+        verbose=False, widths=(), lr=3e-3,
+    )  # fmt: skip
+    assert set(places) == {"cuda"}
+    for one in result.frontier:
+        with torch.no_grad():
+            right = (one.model(x[250:]).argmax(1) == y[250:]).double()
+        assert one.test_score == pytest.approx(float(right.mean()))
 
 
 def test_depths_and_the_refit_are_those_of_eager_runs(tmp_path, monkeypatch):

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 import esper
 from esper.growing import outcome
-from esper.growing.outcome import _finished, _record
+from esper.growing.outcome import _finished, _record, judge_on_test
+from esper.growing.problem import Problem
 from esper.growing.refit import Refit
 from esper.growing.runs import Row
 from esper.growing.verdict import Facts, verdict
+from esper.tasks.measuring import Measured
 from grow_support import quick_search, runs_of
 from search_support import row
 
@@ -48,6 +50,13 @@ class Judged:
             return {host: {name: torch.zeros_like(value) for name, value in saved.items()}}
 
         self.facts = list[Facts]()
+        self.problem: Any = None
+
+        def judge(model: nn.Module, problem: Problem, device: torch.device) -> Measured:
+            self.problem = problem
+            return judge_on_test(model, problem, device)
+
+        monkeypatch.setattr(outcome, "judge_on_test", judge)
         monkeypatch.setattr(Refit, "weights", weights)
         monkeypatch.setattr(outcome, "verdict", lambda one: self.facts.append(one) or verdict(one))
         parts = [samples(200, 0), samples(60, 1), TEST]
@@ -87,6 +96,13 @@ def test_scores_are_those_of_the_returned_networks_on_test_with_their_errors(jud
     frequent = int(samples(60, 1)[1].mode().values)
     assert facts.constant == pytest.approx(float((y == frequent).float().mean())), "of test"
     assert f"better than your model by {100 * gained:.1f} points" in judged.result.verdict
+
+
+def test_a_network_that_the_device_cannot_judge_is_judged_on_the_cpu(judged):
+    best = judged.result.best
+    found = judge_on_test(best.model, judged.problem, torch.device("meta"))  # it has no values
+    assert found.value == best.test_score
+    assert {parameter.device.type for parameter in best.model.parameters()} == {"cpu"}
 
 
 def test_every_run_is_told_once_and_the_compute_adds_up(judged):

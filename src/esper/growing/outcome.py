@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+import torch
 from torch import Tensor, nn
+from torch.backends import cudnn
 
 from esper.growing.code.scripts import Scripts
 from esper.growing.data import GrowData
@@ -29,6 +33,9 @@ from esper.leyline.errors import EsperError
 from esper.leyline.variants import describe_variant
 from esper.tasks.measuring import Measured, difference, judge
 
+_log: Final = logging.getLogger(__name__)
+CPU: Final = torch.device("cpu")
+
 
 def make_result(
     problem: Problem,
@@ -39,11 +46,12 @@ def make_result(
     printer: ProgressPrinter,
     files: bool = True,
     refit: Refit | None = None,
+    device: torch.device = CPU,
 ) -> GrowResult:
     """Judge the networks of the frontier and write the result; what cannot be written is a warning.
 
     `files`: the networks themselves as well, which takes seconds; `refit`: trains the pick and the
-    user's model once more before they are judged.
+    user's model once more before they are judged; `device`: where they are judged.
     """
     rows = search.table.rows
     front = frontier_numbers(within(rows, info.budget))
@@ -63,7 +71,7 @@ def make_result(
         number: finished_model(search.networks.trained(rows[number], again.get(number)))
         for number in wanted
     }
-    measured = {number: _judged(model, problem) for number, model in models.items()}
+    measured = {number: judge_on_test(model, problem, device) for number, model in models.items()}
     records = _records(search, info, models, measured, again)
     _warn_of_latency(records[best], info, printer)
     networks = sorted((records[n] for n in front), key=lambda r: r.params)
@@ -192,13 +200,27 @@ def _finished(rows: Sequence[Row], numbers: set[int]) -> list[Row]:
     return some if all(row.status == "finished" and not row.diverged for row in some) else []
 
 
-def _judged(model: nn.Module, problem: Problem) -> Measured:
+def judge_on_test(model: nn.Module, problem: Problem, device: torch.device) -> Measured:
+    """The test score of a plain network in float32, which stays on the CPU itself.
+
+    A network that cannot be judged on the device, for lack of memory, say, is judged on the CPU.
+    """
+    if device.type != "cpu":
+        try:
+            with cudnn.flags(enabled=cudnn.enabled, deterministic=True, allow_tf32=False):
+                return _judged(copy.deepcopy(model).to(device), problem, device)
+        except RuntimeError as error:
+            _log.info("judged on the CPU, as %s cannot: %s", device, error)
+    return _judged(model, problem, CPU)
+
+
+def _judged(model: nn.Module, problem: Problem, device: torch.device) -> Measured:
     inputs, test = problem.trace.inputs, problem.data.test
 
     def run(some: slice) -> Tensor:
-        raw = map_inputs(lambda value: value[some], test.inputs)
+        raw = map_inputs(lambda value: value[some].to(device), test.inputs)
         out: Tensor = inputs.call(model, inputs.values(raw))
-        return out
+        return out.cpu()
 
     return judge(problem.metric, run, test.targets)
 

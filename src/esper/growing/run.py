@@ -399,7 +399,7 @@ class GrowRun:
         files = files and self.ranks.first
         result = make_result(
             self.problem, info, search, folder, complete, self.printer, files,
-            refit if complete else None,
+            refit if complete else None, self.device,
         )  # fmt: skip
         result.folder = home
         return result

@@ -121,11 +121,8 @@ class OwnUpdate(Update):
             )
         self._base = [float(group["lr"]) for group in self.own.param_groups]
         self.base_rate = self._base[0]
-        if isinstance(lr, Tensor):  # as a capture reads it
-            for group in self.own.param_groups:
-                group["lr"] = torch.tensor(float(group["lr"]), device=lr.device)
-                if "capturable" in group:
-                    group["capturable"] = True
+        if isinstance(lr, Tensor):
+            _read_rate_on_device(self.own, lr.device)
         self.state = self.own.state  # type: ignore[assignment]
 
     def apply(self, params: list[Any], grads: list[Any]) -> None:
@@ -153,3 +150,13 @@ class OwnUpdate(Update):
             for name, value in held.items()
         }
         self.state[param] = state
+
+
+def _read_rate_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Rates as tensors, and steps that do not fetch them, as a capture needs it."""
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(float(group["lr"]), device=device)
+        if "capturable" in group:
+            group["capturable"] = True
+        elif isinstance(optimizer, torch.optim.SGD) and not group["differentiable"]:
+            group |= {"fused": True, "foreach": False}  # its other kernels fetch the rate
