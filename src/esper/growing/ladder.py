@@ -41,6 +41,7 @@ from esper.growing.proposals import (
     sizes,
 )
 from esper.growing.runs import Row, Table, finished, known
+from esper.growing.topologies import Topology
 from esper.leyline.streams import stream_seed
 from esper.plotting.pareto import hypervolume
 
@@ -181,14 +182,21 @@ class Ladder(Proposals):
     def filling(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
         """Runs of the best networks that fit into what is left of the time.
 
-        `batches`: how many a network can be trained on; `count`: runs at a time.
+        They last a third of a full run at least, or as long as the network has been trained so far:
+        the last seconds are enough for a small one. `batches`: how many a network can be trained
+        on; `count`: runs at a time.
         """
         rows, space = table.rows, self.space
         done = [row for row in finished(rows) if not row.diverged and row.start is None]
+        lasted = dict[tuple[int, Topology], float]()
+        for row in done:
+            network = row.variant, row.topology
+            lasted[network] = max(lasted.get(network, 0.0), space.length(row.recipe))
         found = list[Row]()
         for row in sorted(done, key=lambda one: -known(one.merit)):
             length = min(self.settings.longer, space.usual(row.recipe, batches(row)))
-            if length < self._full / DIVISORS[1] or len(found) == count:
+            least = min(self._full / DIVISORS[1], lasted[row.variant, row.topology])
+            if length < least or len(found) == count:
                 continue
             again = self._again(row, table.rungs, length)
             if again.key not in {other.key for other in (*rows, *found)}:
