@@ -103,9 +103,9 @@ class _Lineage:
             if (point := self._points.get(str(n))) is not None and point.on_frontier
         ]  # fmt: skip
         self._children: dict[int, list[Entries]] = {}
-        for row in search.rows:
-            if (parent := whole(row, "parent")) is not None:
-                self._children.setdefault(parent, []).append(row)
+        for number, row in self._rows.items():
+            if (parent := self._parent(number, row)) is not None:
+                self._children.setdefault(whole(parent, "number") or 0, []).append(row)
 
     def runs(self) -> Iterable[LineageRun]:
         taken: dict[tuple[int, int], int] = {}
@@ -148,7 +148,7 @@ class _Lineage:
         return None if parent is None or parent >= number else self._rows.get(parent)
 
     def _fate(self, number: int, row: Entries, point: FrontierPoint | None) -> Fate:
-        children = [one for one in self._children.get(number, ()) if one is not row]
+        children = self._children.get(number, [])
         again = [one for one in children if trained_again(one, row)]
         refit = self._run / f.GROWN_NETWORKS / f"{number:04d}.refit.safetensors"
         return Fate(
