@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import random
 from dataclasses import replace
@@ -32,7 +31,6 @@ from esper.growing.trainers.job import Job, Outcome
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.storage.run_files import SEARCH
-from esper.storage.sealed_json import seal
 from search_support import HOW, row
 
 CPU = torch.device("cpu")
@@ -347,10 +345,5 @@ def test_why_a_run_was_proposed_is_not_what_it_is(tmp_path):
     for rows in ((row(0, purpose="first"),), (row(0, purpose=""),)):
         folder.save_table(Table(rows))
         assert read_table(folder.path).rows == rows
-    document = json.loads((folder.path / SEARCH).read_text())
-    for one in document["rows"]:
-        del one["purpose"]  # as tables were before
-    document.pop("checksum")
-    (folder.path / SEARCH).write_text(json.dumps(seal(document)))
-    assert read_table(folder.path).rows == rows
+    assert "purpose" not in (folder.path / SEARCH).read_text(), "as tables were before"
     folder.close()

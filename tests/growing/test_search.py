@@ -539,7 +539,7 @@ def test_every_run_says_why_it_was_proposed_and_from_which(whole, tmp_path):
             assert (one.purpose in first) == (one.parent is None) == (one.rung == 0), one
             assert one.parent is None or one.parent < one.number
     purposes = {one.purpose for one in whole[0].table.rows}
-    assert purposes >= first | {"survivor", "best", "control", "widest", "neighbour"}
+    assert purposes >= first | {"survivor", "best", "neighbour"}
     assert "finale" in {one.purpose for one in rows}
 
 

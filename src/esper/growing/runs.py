@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from esper.growing.topologies import Topology
@@ -115,7 +115,7 @@ class Row:
     how: How = How()
     saved: bool = False
     """Its weights are in the run folder."""
-    purpose: Purpose = ""
+    purpose: Purpose = field(default="", metadata={"later": True})
     """For people who read the table: nothing depends on it."""
 
     @property

@@ -170,12 +170,12 @@ def _rank(fate: Fate) -> str:
 
 
 def _descendants(fate: Fate) -> list[str]:
-    again = [f"#{whole(one, 'number')} in rung {whole(one, 'rung')}" for one in fate.again]
-    named = ", ".join(again[:MAX_NAMED]) if len(again) <= MAX_NAMED else f"{len(again)} runs"
-    others = f"{fate.others} other{'' if fate.others == 1 else 's'}"
-    return [
-        *([f"It went on as {named}."] if again else []),
-        *([f"{others} came from it."] if fate.others and again else
-          [f"{fate.others} run{'' if fate.others == 1 else 's'} came from it."]
-          if fate.others else []),
-    ]  # fmt: skip
+    said = []
+    if fate.again:
+        named = [f"#{whole(one, 'number')} in rung {whole(one, 'rung')}" for one in fate.again]
+        many = len(named) > MAX_NAMED
+        said.append(f"It went on as {f'{len(named)} runs' if many else ', '.join(named)}.")
+    if fate.others:
+        what = ("other" if fate.again else "run") + ("" if fate.others == 1 else "s")
+        said.append(f"{fate.others} {what} came from it.")
+    return said

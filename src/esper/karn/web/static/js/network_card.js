@@ -28,7 +28,7 @@ export class NetworkCard {
 
   update(data) {
     this.data = data;
-    this.selection.fallback = data.frontier.find((point) => point.is_pick)?.label ?? null;
+    this.selection.fallback = data.frontier.find((point) => point.is_pick)?.label ?? data.best.at(-1)?.label ?? null;
     this.show();
   }
 
