@@ -24,6 +24,8 @@ LEAST: Final = 3
 MAX_NAME_CHARS: Final = 19
 MAX_HEADED: Final = 9
 """Columns that are headed by a word; of more it is a number."""
+MAX_STORIES: Final = 400
+"""Runs whose marks say why they were made and ended, so that the page stays small."""
 RADIUS: Final = 5.0
 BOW: Final = 10.0
 STYLE: Final = (
@@ -88,7 +90,7 @@ def lineage_plot(runs: Sequence[LineageRun]) -> Markup:
         *lanes,
         *titles,
         *_edges(runs, places, columns),
-        *(_mark(one, *places[one.label]) for one in runs),
+        *(_mark(one, *places[one.label], len(runs) <= MAX_STORIES) for one in runs),
     )
     return tag("section", drawn, class_="tall", tabindex="0", aria_label="Lineage")
 
@@ -206,9 +208,10 @@ def _way_to_pick(runs: Sequence[LineageRun]) -> set[str]:
     return way
 
 
-def _mark(one: LineageRun, x: float, y: float) -> Markup:
+def _mark(one: LineageRun, x: float, y: float, has_story: bool) -> Markup:
     score = one.state if math.isnan(one.val_score) else f"validation {number(one.val_score)}"
-    said = tag("title", f"#{one.label} {one.network}, {score}. {one.made} {one.ended}")
+    story = f". {one.made} {one.ended}" if has_story else ""
+    said = tag("title", f"#{one.label} {one.network}, {score}{story}")
     if one.state == "diverged":
         return tag("g", said, _cross(x, y))
     return _shape(one.shade, x, y, one.is_pick, one.is_host, one.on_frontier, said)
