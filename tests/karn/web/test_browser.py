@@ -15,7 +15,7 @@ import pytest
 from esper.karn.report.page import page as report_page
 from esper.karn.web.places import id_of
 from esper.storage.folder_lock import FolderLock
-from search_folder import RESULT, ROWS, search_folder, write
+from search_folder import RESULT, ROWS, row, search_folder, write
 from web_support import CHROMIUM, HOSTILE, REQUIRED, browser, server, train
 
 pytestmark = pytest.mark.skipif(
@@ -96,21 +96,28 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
     lock = FolderLock(run)
     with server(tmp_path / "runs") as (address, _), browser(messages=messages) as page:
         page.goto(f"{address}runs/grown")
-        networks = page.locator(".network")
+        networks = page.locator("#frontier .network")
         networks.first.wait_for()
         assert (
             page.locator(".headline").inner_text().startswith("validation accuracy 0.7000 so far")
         )
         write(run / "search.json", {"rows": list(ROWS), "seconds": 12.0, "ended": ""})
-        wait_for_more(page, ".network", 4)
+        wait_for_more(page, "#frontier .network", 4)
         assert page.locator("#frontier .axis text", has_text="validation score (accuracy)").count()
-        assert page.locator('.network .mark[fill="var(--panel)"]').count() == 5, "all are hollow"
-        assert page.locator(".network .mark[stroke-dasharray]").count() == 1, "one is under way"
+        assert page.locator("#lineage .network").count() == 6, "one is not trained yet"
+        assert page.locator('#frontier .network .mark[fill="var(--panel)"]').count() == 5, (
+            "all are hollow"
+        )
+        assert page.locator("#frontier .network .mark[stroke-dasharray]").count() == 1, (
+            "one is under way"
+        )
 
         write(run / "result.json", RESULT)
         lock.release()
-        page.get_by_text("Finished.").wait_for()
-        assert page.locator('.network .mark[fill="var(--panel)"]').count() == 3, "two are filled"
+        page.locator(".sentence", has_text="Finished.").wait_for()
+        assert page.locator('#frontier .network .mark[fill="var(--panel)"]').count() == 3, (
+            "two are filled"
+        )
         page.locator("#frontier select").first.select_option("test")
         assert page.locator("#frontier .axis text", has_text="test score (accuracy)").count()
         assert networks.count() == 2, "none without a test score is on its axis"
@@ -120,6 +127,7 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         assert "search.json" in page.locator(".sentence").inner_text()
         assert page.locator(".headline").inner_text() == RESULT["verdict"]
         assert networks.count() == 2
+        assert "search.json" in page.locator("#lineage .problem").inner_text()
     assert messages == []
 
 
@@ -150,6 +158,56 @@ def test_a_network_is_found_pinned_and_left_by_keyboard_alone(tmp_path):
         assert not page.locator(".detail").is_visible()
         page.get_by_role("link", name="Esper").click()
         assert "test accuracy 0.8500" in page.locator("td.result").inner_text()
+
+
+def test_a_run_shows_where_it_came_from_and_is_one_selection_in_all_plots(tmp_path):
+    search_folder(tmp_path / "runs" / "grown")
+    with server(tmp_path / "runs") as (address, _), browser() as page:
+        page.goto(f"{address}runs/grown")
+
+        def mark(figure: str, label: int):
+            return page.locator(f'#{figure} .network[data-label="{label}"]')
+
+        mark("lineage", 1).hover()
+        card, family = page.locator(".card"), page.locator("#lineage .network.family")
+        assert "From #0, rate 0.02." in card.inner_text()
+        assert family.count() == 2, "itself and your model"
+        assert page.locator("#lineage .edge.family").count() == 1
+        mark("lineage", 2).click()
+        assert mark("frontier", 2).get_attribute("aria-pressed") == "true"
+        assert mark("best", 2).get_attribute("aria-pressed") == "true"
+        page.get_by_role("link", name="networks/0002.py").wait_for()
+        mark("lineage", 2).press("ArrowLeft")
+        assert "The first run: your model" in card.inner_text()
+        assert family.count() == 3, "all that came from it"
+        page.keyboard.press("ArrowRight")
+        assert "From #0, rate 0.02." in card.inner_text()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        assert page.locator('[aria-pressed="true"][data-label="2"]').count() == 0, "one at a time"
+        mark("lineage", 5).focus()
+        assert "Not started" in card.inner_text() or "Not trained yet" in card.inner_text()
+
+
+def test_four_hundred_runs_stay_in_their_box(tmp_path):
+    """The page never scrolls sideways, and a run that is pinned elsewhere is scrolled to."""
+    rows = tuple(
+        row(n, 100 + n % 40, 0.5 + n / 1000, rung=n // 50, topology=["", f"seed{n % 40}"],
+            parent=n - 50 if n >= 50 else None)
+        for n in range(400)
+    )  # fmt: skip
+    search_folder(tmp_path / "runs" / "grown", rows, has_result=False)
+    inside = "node => [node.clientHeight, node.scrollHeight, node.scrollTop]"
+    with server(tmp_path / "runs") as (address, _), browser(400) as page:
+        page.goto(f"{address}runs/grown")
+        wait_for_more(page, "#lineage .network", 399)
+        box = page.locator("#lineage .lineage-box")
+        height, whole, top = box.evaluate(inside)
+        assert height <= 480 < whole
+        page.locator('#frontier .network[data-label="399"]').press("Enter")
+        assert box.evaluate(inside)[2] > top
+        page_width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(page_width) == 0
 
 
 @pytest.mark.skipif(not REQUIRED and not AXE.exists(), reason="needs axe-core: make test-browser")

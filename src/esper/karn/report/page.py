@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
+from esper.karn.report import lineage
 from esper.karn.report.sections import SECTIONS, note_section
 from esper.karn.views import RunKind, RunState, RunSummary
 from esper.karn.views.damage import reader
@@ -49,7 +50,7 @@ def page(run: Path) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", **{"http-equiv": "Content-Security-Policy", "content": POLICY}),
         tag("title", f"{found.name}: report of esper {found.kind}"),
-        tag("style", Markup(STYLE + MORE_STYLE)),
+        tag("style", Markup(STYLE + MORE_STYLE + lineage.STYLE)),
     )
     made = [make(run) for make in SECTIONS[found.kind]]
     made += [note_section(note) for note in views.read_notes(run)]

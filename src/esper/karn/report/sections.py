@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
+from esper.karn.report import lineage
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.curves import CurvePoint
@@ -388,6 +389,28 @@ def _grown_dot(one: views.FrontierPoint, score: Estimate) -> Dot:
     return Dot(_seed_names(one), one.params, score, kind, not is_judged, one.on_frontier)
 
 
+def _lineage(run: Path) -> Section:
+    """What came from what, and why."""
+    found = views.read_lineage(run)
+    if not found:
+        return "Lineage", []
+    rows = [
+        (f"#{one.label}", str(one.rung), one.network, one.recipe, one.parent and f"#{one.parent}",
+         one.made, number(one.val_score), one.ended)
+        for one in found
+    ]  # fmt: skip
+    head = ("run", "rung", "network", "recipe", "from", "why it was made", "validation",
+            "why it ended")  # fmt: skip
+    note = (
+        "A line leads from a run to those that came from it: solid, trained again for another "
+        "length; dotted, something was changed; green, the way to the pick."
+    )
+    return "Lineage", [
+        _picture(lineage.lineage_plot(found), note),
+        _as_table("Runs", head, rows, (1, 6)),
+    ]
+
+
 def _best(run: Path) -> Section:
     """The best validation score against the time that was trained."""
     found = views.read_best(run)
@@ -461,6 +484,7 @@ SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
     views.RunKind.GROW: (
         _networks,
         _best,
+        _lineage,
         _network_curves,
     ),
     views.RunKind.COMPARE: (_contenders,),

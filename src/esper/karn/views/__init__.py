@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from esper.karn.views.health import read_ppo as read_ppo
     from esper.karn.views.kinds import RunKind as RunKind
     from esper.karn.views.kinds import kind_of as kind_of
+    from esper.karn.views.lineage import LineageRun as LineageRun
+    from esper.karn.views.lineage import read_lineage as read_lineage
     from esper.karn.views.members import MemberState as MemberState
     from esper.karn.views.members import SlotState as SlotState
     from esper.karn.views.members import read_members as read_members

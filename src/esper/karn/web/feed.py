@@ -1,9 +1,9 @@
 """`RunFeed`: what the page of a run shows. First all of it, then what is new.
 
 A message is one JSON object. `run` is in every one. Series (`rounds`, `learner`, ...)
-hold points by round that replace those from their first round on; `frontier`, `best`, `curves`,
-`notes` and `contenders` replace what was there; `events` are added. A part that cannot be read is
-named in `problems` with the reason, and the others are there all the same.
+hold points by round that replace those from their first round on; `frontier`, `lineage`, `best`,
+`curves`, `notes` and `contenders` replace what was there; `events` are added. A part that cannot be
+read is named in `problems` with the reason, and the others are there all the same.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ class RunFeed:
         curves = self._read("curves", lambda: views.read_curves(run))
         return self._new_notes() | {
             "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
+            "lineage": to_plain(self._read("lineage", lambda: views.read_lineage(run))),
             "best": to_plain(self._read("best", lambda: views.read_best(run))),
             "curves": to_plain(curves[:MAX_CURVES]),
             "curves_total": len(curves),
