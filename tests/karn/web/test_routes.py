@@ -183,7 +183,7 @@ def test_a_socket_sends_everything_then_what_is_new_and_says_when_the_writer_is_
             file.write(json.dumps(line) + "\n")
         new = socket.receive_json()
         assert [(event["type"], event["text"]) for event in new["events"]] == [
-            ("ANOMALY_DETECTED", "kind <b>")
+            ("ANOMALY_DETECTED", "unusual: <b>")
         ]
         assert [point["round"] for point in new["rounds"]] == [0, 1]
         lock.release()

@@ -51,6 +51,9 @@ if TYPE_CHECKING:
     from esper.karn.views.seeds import SeedLife as SeedLife
     from esper.karn.views.seeds import StageSpan as StageSpan
     from esper.karn.views.seeds import read_seeds as read_seeds
+    from esper.karn.views.sentences import Sentence as Sentence
+    from esper.karn.views.sentences import recent_sentences as recent_sentences
+    from esper.karn.views.sentences import sentences_of as sentences_of
     from esper.karn.views.setup import RunSetup as RunSetup
     from esper.karn.views.setup import read_setup as read_setup
     from esper.karn.views.steps import StepPoint as StepPoint
