@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from esper.karn.views.frontier import FrontierPoint as FrontierPoint
     from esper.karn.views.frontier import read_best as read_best
     from esper.karn.views.frontier import read_frontier as read_frontier
+    from esper.karn.views.growth import MemberGrowth as MemberGrowth
+    from esper.karn.views.growth import SeedGrowth as SeedGrowth
+    from esper.karn.views.growth import read_growth as read_growth
+    from esper.karn.views.growth import seed_growth as seed_growth
     from esper.karn.views.health import Anomaly as Anomaly
     from esper.karn.views.health import PPOPoint as PPOPoint
     from esper.karn.views.health import read_anomalies as read_anomalies

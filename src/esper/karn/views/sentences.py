@@ -95,6 +95,26 @@ def sentences_of(event: EventLine, setup: RunSetup | None = None) -> tuple[Sente
     )
 
 
+def member_sentences(
+    kind: str, rows: Iterable[Entries], setup: RunSetup | None = None
+) -> tuple[Sentence, ...]:
+    """Rows of a table of events about single members (`TOLD_OF_MEMBERS`) in words."""
+    names = setup or NO_SETUP
+    said = ((row, _OF_MEMBERS[kind](row, names)) for row in rows)
+    return tuple(
+        Sentence(
+            kind,
+            whole(row, "round"),
+            whole(row, "step"),
+            whole(row, "member_N"),
+            shorten(what, MAX_CHARS),
+            real(row, "wall_time"),
+        )
+        for row, what in said
+        if what
+    )
+
+
 def recent_sentences(
     events: Iterable[EventLine], setup: RunSetup | None = None
 ) -> tuple[Sentence, ...]:
@@ -403,6 +423,8 @@ _OF_MEMBERS: Final[Mapping[str, _Say]] = MappingProxyType(
     }
 )
 """Says one occurrence of an event with columns `[N]`."""
+TOLD_OF_MEMBERS: Final = tuple(name for name in _OF_MEMBERS if name not in IN_FIGURES)
+"""Types that tell how a member grew."""
 _OF_ALL: Final[Mapping[str, _Say]] = MappingProxyType(
     {
         "RUN_STARTED": _run_started,
