@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from esper.karn.views.frontier import FrontierPoint as FrontierPoint
     from esper.karn.views.frontier import read_best as read_best
     from esper.karn.views.frontier import read_frontier as read_frontier
+    from esper.karn.views.growth import Measurement as Measurement
     from esper.karn.views.growth import MemberGrowth as MemberGrowth
     from esper.karn.views.growth import SeedGrowth as SeedGrowth
     from esper.karn.views.growth import read_growth as read_growth

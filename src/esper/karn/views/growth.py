@@ -18,11 +18,12 @@ from esper.karn.views.seeds import SeedLife, StageSpan, newest_seed_round, read_
 from esper.karn.views.sentences import TOLD_OF_MEMBERS, Sentence, member_sentences
 from esper.karn.views.setup import NO_SETUP, RunSetup, setup_of
 from esper.karn.views.tables import EventTables, Rounds, Row
-from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
+from esper.leyline.stages import BLENDED_STAGES, OCCUPIED_STAGES, SeedStage
 from esper.leyline.telemetry import TelemetryEventType
 
 _Kind = TelemetryEventType
 _OCCUPIED: Final = frozenset(stage.name for stage in OCCUPIED_STAGES)
+_BLENDED: Final = frozenset(stage.name for stage in BLENDED_STAGES)
 _PLANTED: Final = SeedStage.PLANTED.name
 
 
@@ -40,6 +41,7 @@ class Measurement:
 class SeedGrowth:
     """One seed over the steps of its episode."""
 
+    round: int
     member: int
     slot: str
     blueprint: str
@@ -93,8 +95,8 @@ class MemberGrowth:
     slots: tuple[str, ...]
     """In the order of the network."""
     host_params: int
-    planted_params: int
-    """Of seeds that were part of the network from the start."""
+    added_params: tuple[int, ...]
+    """By steps done from 0 to `now`; seeds count from when they change the output."""
     seeds: tuple[SeedGrowth, ...]
     points: tuple[MemberPoint, ...]
     """Empty unless every step was recorded."""
@@ -117,19 +119,20 @@ def read_growth(run: Path, at: int | None = None, member: int | None = None) -> 
     chosen = _chosen(members, member)
     points = _points(tables, only, chosen)
     seeds = seed_growth([one for one in lives if one.member == chosen], _measured(run, at))
-    seeds, planted_params = _with_planted(seeds, outcomes.get(chosen), chosen, setup)
+    seeds += _planted(seeds, outcomes.get(chosen), setup)
     now = max(_times(seeds) + [one.at for one in points], default=0)
     steps = setup.episode_length or now
+    now = steps if chosen in outcomes and not points else min(now, steps)
     return MemberGrowth(
         round=at,
         newest=newest,
         member=chosen,
         members=members,
         steps=steps,
-        now=steps if chosen in outcomes and not points else min(now, steps),
+        now=now,
         slots=setup.slots or tuple(sorted({one.slot for one in seeds})),
         host_params=setup.host_params,
-        planted_params=planted_params,
+        added_params=tuple(_added(seeds, done) for done in range(now + 1)),
         seeds=seeds,
         points=points,
         told=_told(tables, only, chosen, setup),
@@ -155,6 +158,7 @@ def _grown(life: SeedLife, measured: Sequence[Contribution]) -> SeedGrowth:
     last = occupied[-1].end if occupied else 0
     found = (Measurement(one.step + 1, one.contribution, one.se) for one in measured)
     return SeedGrowth(
+        life.round,
         life.member,
         life.slot,
         life.blueprint,
@@ -214,21 +218,35 @@ def _points(tables: EventTables, only: Rounds, member: int) -> tuple[MemberPoint
     return tuple(found[step] for step in sorted(found))
 
 
-def _with_planted(
-    seeds: tuple[SeedGrowth, ...], outcome: Row | None, member: int, setup: RunSetup
-) -> tuple[tuple[SeedGrowth, ...], int]:
-    """With the seeds of a network that was planted whole: no event told of them, but its end."""
+def _planted(
+    seeds: Sequence[SeedGrowth], outcome: Row | None, setup: RunSetup
+) -> tuple[SeedGrowth, ...]:
+    """The seeds of a network that was planted whole: no event told of them, but its end.
+
+    Their parameters are known together: the first one has them.
+    """
     if outcome is None:
-        return seeds, 0
-    known = {one.slot for one in seeds}
-    span = StageSpan(_PLANTED, 0, None, 1.0)
-    planted = tuple(
-        SeedGrowth(member, setup.slot(slot), setup.blueprint(kind), 0, "live", (span,), ())
+        return ()
+    known, span = {one.slot for one in seeds}, StageSpan(_PLANTED, 0, None, 1.0)
+    place = outcome["round"], outcome["member_E"]
+    found = [
+        SeedGrowth(*place, setup.slot(slot), setup.blueprint(kind), 0, "live", (span,), ())
         for slot, kind in enumerate(outcome["blueprint_ES"])
         if kind >= 0 and setup.slot(slot) not in known
-    )
-    held = sum(one.params for one in seeds if one.stages[-1].stage in _OCCUPIED)
-    return (*seeds, *planted), max(0, outcome["added_params_E"] - held) if planted else 0
+    ]
+    rest = outcome["added_params_E"] - _added(seeds, setup.episode_length)
+    return tuple(replace(one, params=0 if i else max(0, rest)) for i, one in enumerate(found))
+
+
+def _added(seeds: Iterable[SeedGrowth], done: int) -> int:
+    """Parameters of the seeds that change the output when some steps are done."""
+    return sum(one.params for one in seeds if any(_works(span, done) for span in one.stages))
+
+
+def _works(span: StageSpan, done: int) -> bool:
+    if span.stage not in _BLENDED or not span.first <= done or (span.end or math.inf) <= done:
+        return False
+    return span.alpha > 0 or done > span.first  # the ramp of a seed begins at 0
 
 
 def _times(seeds: Iterable[SeedGrowth]) -> list[int]:

@@ -28,10 +28,7 @@ function alphaAt(stages, place, step) {
 }
 
 export function paramsAt(growth, step) {
-  return growth.slots.reduce((sum, slot) => {
-    const held = slotAt(growth, slot, step);
-    return sum + (held?.isHeld ? held.seed.params : 0);
-  }, growth.planted_params);
+  return growth.added_params[step] ?? 0;
 }
 
 export function pointAt(growth, step) {

@@ -15,8 +15,7 @@ const BAR = 12;
 
 // `onSeed(text)`: a seed was pointed at or focused; `onStep(step)`: the axis was clicked.
 export function seedLanes(growth, width, { onSeed, onStep }) {
-  const panels = [accuracyPanel(growth), ratePanel(growth)].filter(Boolean);
-  const above = panels.length * PANEL;
+  const above = growth.points.length > 1 ? PANEL : 0;
   const height = above + growth.slots.length * LANE + 52;
   const box = { left: LEFT, right: width - 14, top: 6, bottom: height - 44 };
   const x = linear([0, growth.steps], [box.left, box.right]);
@@ -24,7 +23,7 @@ export function seedLanes(growth, width, { onSeed, onStep }) {
     width, height, role: "group", "aria-label": `Life lines of the seeds of member ${growth.member}`,
     click: (event) => onStep(stepAt(event, picture, growth, box)),
   }, xAxis(x, box, "steps done"));
-  panels.forEach((panel, i) => picture.append(...curvePanel(panel, i * PANEL, x, box)));
+  if (above) picture.append(...accuracyPanel(growth, x, box));
   const y = contributionScale(growth);
   growth.slots.forEach((slot, i) => {
     const top = above + i * LANE;
@@ -107,22 +106,13 @@ function contribution(seed, top, x, y) {
       svg("title", {}, `${seed.blueprint} in ${seed.slot}, step ${p.one.at}: ${pointsText(p.one)} (± 1 standard error)`)))];
 }
 
-function accuracyPanel(growth) {
-  const curve = (name) => growth.points.filter((point) => point[name] !== null).map((point) => [point.at, point[name]]);
-  return growth.points.length < 2 ? null
-    : { title: "accuracy, held out; dashed: on train batches", curves: [curve("accuracy"), curve("train_accuracy")] };
-}
-
-function ratePanel(growth) {
-  const rates = growth.rates ?? [];
-  return rates.length < 2 ? null
-    : { title: "learning rate of the host; dashed: of seeds", curves: [rates.map((one) => [one.at, one.host]), rates.map((one) => [one.at, one.seed])] };
-}
-
-function curvePanel({ title, curves }, top, x, box) {
-  const inner = { left: box.left, right: box.right, top: top + 24, bottom: top + PANEL - 12 };
+function accuracyPanel(growth, x, box) {
+  const curves = ["accuracy", "train_accuracy"].map((name) =>
+    growth.points.filter((point) => point[name] !== null).map((point) => [point.at, point[name]]));
+  const inner = { left: box.left, right: box.right, top: 24, bottom: PANEL - 12 };
   const y = linear(valueRange(curves.flat().map(([, value]) => ({ value, low: null, high: null }))), [inner.bottom, inner.top]);
-  return [yAxis(y, inner, { count: 3 }), svg("text", { class: "label", x: inner.left, y: top + 16 }, title),
+  const title = "accuracy, held out; dashed: on train batches";
+  return [yAxis(y, inner, { count: 3 }), svg("text", { class: "label", x: inner.left, y: 16 }, title),
     ...curves.map((points, i) => svg("path", {
       d: points.map(([at, value], j) => `${j ? "L" : "M"}${x(at)} ${y(value)}`).join(""),
       fill: "none", stroke: seriesColour(i), "stroke-width": 1.8, "stroke-dasharray": i ? "5 4" : null,
