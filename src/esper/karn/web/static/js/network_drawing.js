@@ -75,7 +75,7 @@ function seedDrawing(held, x, y) {
   const alpha = held.alpha ?? 0;
   return [
     svg("path", { class: alpha ? "seed-wire" : "seed-wire idle", d: path, "stroke-width": 1.5 + 2.5 * alpha }),
-    svg("circle", { class: "joint", cx: x + half, cy: y, r: 3 + 3 * alpha }),
+    alpha ? svg("circle", { class: "joint", cx: x + half, cy: y, r: 3 + 3 * alpha }) : "",
     svg("rect", { class: "seed-box", ...box, fill: stageColour(held.stage) }, svg("title", {}, `${held.seed.blueprint}: ${stageWord(held.stage)}`)),
     svg("text", { x, y: middle + 4, "text-anchor": "middle", class: `seed-name ${inkOn(held.stage)}` }, shortened(held.seed.blueprint)),
   ];

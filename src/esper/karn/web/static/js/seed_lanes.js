@@ -76,6 +76,8 @@ function life(seed, growth, top, x, y, onSeed) {
   const said = seedText(seed);
   const tell = () => onSeed(said);
   const group = svg("g", { class: "life", tabindex: 0, role: "img", "aria-label": said, focus: tell, pointerenter: tell });
+  const [from, to] = [seed.stages[0].first, seed.stages.at(-1).end ?? growth.now];
+  group.append(svg("rect", { class: "target", x: x(from), y: top, width: Math.max(12, x(to) - x(from)), height: LANE }));
   for (const span of seed.stages) {
     const end = span.end ?? growth.now;
     group.append(svg("rect", {
