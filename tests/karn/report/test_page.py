@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn import views
+from esper.karn.report.growth_picture import growth_picture
 from esper.karn.report.life_lines import life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.report.page import page, write_page
@@ -114,13 +115,26 @@ def spans(drawn: str) -> list[float]:
 
 
 def test_a_life_line_is_as_long_as_its_stages(run):
-    life = views.read_seeds(run, 0, 1)[0]
+    life = views.seed_growth(views.read_seeds(run, 0, 1), ())[0]
     one = replace(life, stages=(views.StageSpan("TRAINING", 2, 6),))
     drawn = life_lines([one], [one.slot], length=8)
     assert spans(drawn)[0] == pytest.approx((740 - 76) * 4 / 8, abs=0.1)
     assert "training" in drawn
     still = replace(life, stages=(views.StageSpan("HOLDING", 4, None),))
     assert spans(life_lines([still], [one.slot], length=8))[0] == pytest.approx(332, abs=0.1)
+
+
+def test_the_best_member_is_drawn_with_its_intervals_and_told_in_sentences(run, text):
+    growth = views.read_growth(run)
+    (part,) = [one for one in text.split("<section>") if f"How member {growth.member} grew" in one]
+    for one in growth.told:
+        assert one.what in unescape(part)
+    seed = replace(views.seed_growth(views.read_seeds(run, 0, 2), ())[0], slot=growth.slots[0])
+    sure = tuple(views.Measurement(at, 0.05, 0.01) for at in (1, 2))
+    drawn = growth_picture(replace(growth, seeds=(replace(seed, measured=sure),)))
+    assert drawn.count("band") == 1
+    assert "band" not in growth_picture(replace(growth, seeds=(seed,)))
+    assert "no seed" in growth_picture(replace(growth, seeds=()))
 
 
 def test_life_lines_of_nothing_say_why():

@@ -146,9 +146,24 @@ def test_life_lines_are_of_the_newest_round_or_the_one_asked_for(client):
     assert (beyond["round"], beyond["first"]) == (1, 0)
 
 
+def test_a_member_is_the_one_asked_for_by_default_the_best_of_the_newest_round(client):
+    found = client.get("/api/runs/ppo/growth").json()
+    scores = [one["score"] for one in found["members"]]
+    assert (found["round"], found["member"]) == (1, scores.index(max(scores)))
+    for member in range(2):
+        one = client.get(f"/api/runs/ppo/growth?round=0&member={member}").json()
+        assert (one["round"], one["member"], one["newest"]) == (0, member, 1)
+        assert {seed["member"] for seed in one["seeds"]} <= {member}
+        assert [point["at"] for point in one["points"]] == list(range(1, one["steps"] + 1))
+        assert one["told"] == sorted(one["told"], key=lambda said: said["at"])
+    beyond = client.get("/api/runs/ppo/growth?round=99999999999999999999&member=7").json()
+    assert (beyond["round"], beyond["member"]) == (1, 1)
+
+
+@pytest.mark.parametrize("part", ["seeds", "growth"])
 @pytest.mark.parametrize("query", ["round=-1", "round=x", "member=1.5", "round=٣"])
-def test_a_round_that_is_none_is_refused(client, query):
-    answer = client.get(f"/api/runs/ppo/seeds?{query}")
+def test_a_round_that_is_none_is_refused(client, part, query):
+    answer = client.get(f"/api/runs/ppo/{part}?{query}")
     assert answer.status_code == 400
     assert "whole number" in answer.json()["error"]
 
@@ -183,7 +198,7 @@ def test_a_socket_sends_everything_then_what_is_new_and_says_when_the_writer_is_
             file.write(json.dumps(line) + "\n")
         new = socket.receive_json()
         assert [(event["type"], event["text"]) for event in new["events"]] == [
-            ("ANOMALY_DETECTED", "kind <b>")
+            ("ANOMALY_DETECTED", "unusual: <b>")
         ]
         assert [point["round"] for point in new["rounds"]] == [0, 1]
         lock.release()
@@ -215,7 +230,7 @@ def test_only_so_many_pages_follow_runs_at_once(client, monkeypatch):
 
 def test_reading_changes_nothing_in_a_run(client, runs):
     before = {path: path.stat().st_mtime_ns for path in (runs / "ppo").rglob("*")}
-    for path in ("", "/seeds"):
+    for path in ("", "/seeds", "/growth"):
         client.get(f"/api/runs/ppo{path}")
     client.get("/api/runs")
     assert {path: path.stat().st_mtime_ns for path in (runs / "ppo").rglob("*")} == before

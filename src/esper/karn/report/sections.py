@@ -9,6 +9,7 @@ from typing import Final
 
 from esper.karn import views
 from esper.karn.report import lineage
+from esper.karn.report.growth_picture import growth_picture
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.curves import CurvePoint
@@ -103,29 +104,45 @@ def _seeds(run: Path) -> Section:
     lives, setup = views.read_seeds(run), views.read_setup(run)
     steps, measured = views.read_steps(run), views.read_contributions(run)
     slots = setup.slots if setup else sorted({life.slot for life in lives})
-    drawn = life_lines(lives, slots, steps, measured, setup.episode_length if setup else 0)
+    seeds, length = views.seed_growth(lives, measured), setup.episode_length if setup else 0
+    drawn = life_lines(seeds, slots, steps, measured, length)
     caption = (
         f"The newest round, its first {MAX_MEMBERS} members with seeds: one row per slot. A seed "
         f"fills more of its row the further it is. Contribution: accuracy lost without the seed, "
         f"mean over seeds; the band holds the middle half."
     )
-    head = ("member", "slot", "seed", "fate", "contribution", "parameters", "stages by step")
+    head = ("member", "slot", "seed", "fate", "contribution", "parameters", "stages by steps done")
     rows = [
-        (str(one.member), one.slot, one.blueprint, one.end, number(one.contribution),
+        (str(one.member), one.slot, one.blueprint, one.end, number(life.contribution),
          f"{one.params:,}", ", ".join(f"{s.first}: {s.stage.lower()}" for s in one.stages))
-        for one in lives
+        for one, life in zip(seeds, lives, strict=True)
     ]  # fmt: skip
     measures = [
-        (str(one.step), str(one.member), one.slot, one.blueprint, number(one.contribution),
+        (str(one.step + 1), str(one.member), one.slot, one.blueprint, number(one.contribution),
          number(one.se), number(one.shapley))
         for one in measured
     ]  # fmt: skip
     return "Life lines of seeds", [
         _picture(drawn, caption),
         _as_table("Seeds", head, rows, (0, 4, 5)),
-        _as_table("Contributions", ("step", "member", "slot", "seed", "contribution",
+        _as_table("Contributions", ("steps done", "member", "slot", "seed", "contribution",
                                    "standard error", "Shapley value"), measures, (0, 1, 4, 5, 6)),
     ]  # fmt: skip
+
+
+def _grown(run: Path) -> Section:
+    """How the best member of the newest round grew."""
+    found = views.read_growth(run)
+    title = f"How member {found.member} grew" if found.round >= 0 else "How a member grew"
+    added = found.added_params[-1]
+    caption = (
+        f"The best member of round {found.round + 1}: {added:,} parameters added to the host's "
+        f"{found.host_params:,}. Below, the stages of a seed; above them the accuracy that is lost "
+        f"without it, in points, with 95 % intervals."
+    )
+    rows = [("-" if one.step is None else str(one.step + 1), one.what) for one in found.told]
+    told = _as_table("What happened", ("step", "what happened"), rows, (0,))
+    return title, [_picture(growth_picture(found), caption), told]
 
 
 def _actions(run: Path) -> Section:
@@ -475,6 +492,7 @@ SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
     views.RunKind.TRAIN: (
         _learning,
         _judged,
+        _grown,
         _seeds,
         _best_network,
         _actions,

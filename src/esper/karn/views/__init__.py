@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from esper.karn.views.frontier import FrontierPoint as FrontierPoint
     from esper.karn.views.frontier import read_best as read_best
     from esper.karn.views.frontier import read_frontier as read_frontier
+    from esper.karn.views.growth import Measurement as Measurement
+    from esper.karn.views.growth import MemberGrowth as MemberGrowth
+    from esper.karn.views.growth import SeedGrowth as SeedGrowth
+    from esper.karn.views.growth import read_growth as read_growth
+    from esper.karn.views.growth import seed_growth as seed_growth
     from esper.karn.views.health import Anomaly as Anomaly
     from esper.karn.views.health import PPOPoint as PPOPoint
     from esper.karn.views.health import read_anomalies as read_anomalies
@@ -53,6 +58,9 @@ if TYPE_CHECKING:
     from esper.karn.views.seeds import SeedLife as SeedLife
     from esper.karn.views.seeds import StageSpan as StageSpan
     from esper.karn.views.seeds import read_seeds as read_seeds
+    from esper.karn.views.sentences import Sentence as Sentence
+    from esper.karn.views.sentences import recent_sentences as recent_sentences
+    from esper.karn.views.sentences import sentences_of as sentences_of
     from esper.karn.views.setup import RunSetup as RunSetup
     from esper.karn.views.setup import read_setup as read_setup
     from esper.karn.views.steps import StepPoint as StepPoint

@@ -16,7 +16,7 @@ from esper.karn.web.access import Access
 from esper.karn.web.assets import Asset, read_assets
 from esper.karn.web.feed import RunFeed
 from esper.karn.web.guard import REPORT_POLICY, Application, Guard
-from esper.karn.web.life_lines import read_life_lines, stage_look
+from esper.karn.web.life_lines import growth_entry, read_life_lines, stage_look
 from esper.karn.web.listing import RunList
 from esper.karn.web.live import LiveSockets
 from esper.karn.web.places import NotServedError, RunsFolder
@@ -102,6 +102,13 @@ def _add_records(app: FastAPI, folder: RunsFolder) -> None:
         return _as_json(
             read_life_lines(folder.path_of(run_id), at, _count("member", member or "0"))
         )
+
+    @app.get("/api/runs/{run_id}/growth")
+    def growth(run_id: str, round: str = "", member: str = "") -> Response:
+        at = None if round == "" else _count("round", round)
+        chosen = None if member == "" else _count("member", member)
+        found = views.read_growth(folder.path_of(run_id), at, chosen)
+        return _as_json(growth_entry(found))
 
     @app.websocket("/api/runs/{run_id}/live")
     async def live(socket: WebSocket, run_id: str) -> None:

@@ -36,7 +36,7 @@ export class RunData {
   }
 
   addEvents(events) {
-    const key = (event) => `${event.time} ${event.type} ${event.round} ${event.step}`;
+    const key = (event) => `${event.time} ${event.type} ${event.round} ${event.text}`;
     const known = new Set(this.events.map(key));
     this.events = [...this.events, ...events.filter((event) => !known.has(key(event)))]
       .slice(-MAX_EVENTS);

@@ -1,9 +1,11 @@
 // The figures of a training run. Each has a `node` and `update(data)`.
 
+import { Chosen } from "./chosen.js";
 import { Curves, curveSource } from "./curves.js";
 import { clear, el } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { clock, number, words } from "./format.js";
+import { Growth } from "./growth.js";
 import { ContenderFigure, PolicySizeFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
 import { stageWord } from "./stages.js";
@@ -51,6 +53,8 @@ const CURVES = [
   ["learner", "ratio", "PPO: probability ratio", "ratio", (d) => [
     line("mean", d.learner, "ratio_mean"), line("lowest", d.learner, "ratio_min"),
     line("highest", d.learner, "ratio_max")]],
+  ["learner", "rate", "PPO: learning rate", "learning rate", (d) => [
+    line("learning rate", d.learner, "learning_rate")]],
   ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")]],
   ["speed", "speed", "Throughput", "member-steps/s", (d) => [
     line("member-steps/s", d.speed, "member_steps_per_second")]],
@@ -115,10 +119,11 @@ class CurveFigure {
   }
 }
 
-class LifeLineFigure {
-  constructor(id) {
-    this.lines = new LifeLines(id);
-    this.node = this.lines.figure.node;
+// A figure of a round; `part.moved(slots)` reads it anew.
+class RoundFigure {
+  constructor(part) {
+    this.part = part;
+    this.node = part.figure.node;
     this.newest = null;
   }
 
@@ -126,7 +131,7 @@ class LifeLineFigure {
     const newest = data.rounds.length ? data.rounds.at(-1).round : -1;
     if (newest === this.newest) return;
     this.newest = newest;
-    this.lines.moved(data.setup ? data.setup.slots : []);
+    this.part.moved(data.setup ? data.setup.slots : []);
   }
 }
 
@@ -179,16 +184,19 @@ class EventFigure {
   constructor() {
     this.body = el("tbody", {});
     this.box = el("div", { class: "table-box events", tabindex: "0", role: "region", "aria-label": "Last events" },
-      el("table", {}, el("thead", {}, el("tr", {}, ...["time (UTC)", "round", "step", "event", "what"]
+      el("table", {}, el("thead", {}, el("tr", {}, ...["time (UTC)", "round", "what happened"]
         .map((text) => el("th", { scope: "col" }, text)))), this.body));
-    this.node = el("section", { class: "figure wide", id: "events" }, el("h2", {}, "Last events"),
-      el("p", { class: "note" }, "Newest first."), this.box);
+    this.note = el("p", { class: "note" });
+    this.node = el("section", { class: "figure wide", id: "events" }, el("h2", {}, "Last events"), this.note, this.box);
   }
 
   update(data) {
-    this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", {},
+    const problem = data.problems.events;
+    this.note.textContent = problem ? `Cannot be read: ${problem}` : "Newest first.";
+    this.note.className = problem ? "problem" : "note";
+    this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", { class: event.unusual ? "unusual" : null },
       el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round === null ? null : event.round + 1)),
-      el("td", { class: "num" }, number(event.step)), el("th", { scope: "row" }, words(event.type)), el("td", {}, event.text))));
+      el("th", { scope: "row" }, event.text))));
   }
 }
 
@@ -196,6 +204,8 @@ export function trainingFigures(id) {
   const curves = CURVES.map((row) => new CurveFigure(row));
   const judged = [new ContenderFigure("score", "Judged on fresh hosts: score"),
     new PolicySizeFigure()];
-  return [...curves.slice(0, 4), ...judged, new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
+  const chosen = new Chosen();
+  const grown = [new RoundFigure(new Growth(id, chosen)), new RoundFigure(new LifeLines(id, chosen))];
+  return [...curves.slice(0, 4), ...judged, ...grown, ...curves.slice(4), new PhaseFigure(),
     new AnomalyFigure(), new EventFigure()];
 }
