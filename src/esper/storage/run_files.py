@@ -8,6 +8,8 @@ REPORT_PAGE: Final = "report.html"
 """Report of any run, one self-contained page."""
 SESSIONS: Final = "sessions.json"
 """Which process worked on a comparison or an audit when, and how it ended."""
+LIVE: Final = "live.json"
+"""What is under way, while a process works on the run (`live.py`)."""
 
 # ---- esper train -------------------------------------------------------------------------------
 RUN: Final = "run.json"

@@ -15,6 +15,7 @@ from esper.karn.views.damage import UNREADABLE, problem_of
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, whole
 from esper.karn.views.events import last_events
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
+from esper.karn.views.live import read_live, under_way
 from esper.karn.views.rounds import numbered
 from esper.karn.views.search_table import headline, read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
@@ -23,6 +24,7 @@ from esper.leyline.text import visible
 from esper.storage import run_files as f
 from esper.storage.atomic import require_folder
 from esper.storage.folder_lock import is_locked
+from esper.storage.live import LiveRecord
 from esper.storage.sessions import TIME_FORMAT, SessionEnd, resume_training
 
 _RECENT = 40
@@ -92,18 +94,31 @@ class RunSummary:
     """Outcome in one sentence (grow)."""
     resume: str = ""
     """Command that continues it, for a shell; empty if it is finished or not known."""
+    live: LiveRecord | None = None
+    """What its process is doing right now."""
 
     @property
     def progress(self) -> float | None:
-        """0..1; None if the total is not known."""
-        return min(1.0, max(0.0, self.done / self.total)) if self.total else None
+        """0..1, what is under way included; None if the total is not known."""
+        share = _known(self.live.share) if self.live else None
+        if not self.total:
+            return None if share is None else min(1.0, max(0.0, share))
+        return min(1.0, max(0.0, self.done / self.total, share or 0.0))
 
     @property
     def seconds_left(self) -> float | None:
         """How long the rest takes at this pace; None: not known, or it does not run."""
-        if self.pace is None or not self.total or self.done >= self.total:
+        left = _known(self.live.seconds_left) if self.live else None
+        if left is not None:
+            return left
+        if self.pace is None or not self.total or self.progress == 1.0:
             return None
-        return self.pace * (self.total - self.done)
+        return self.pace * self.total * (1.0 - (self.progress or 0.0))
+
+    @property
+    def under_way(self) -> str:
+        """What its process is doing right now, in words."""
+        return "" if self.live is None else under_way(self.live)
 
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
@@ -121,9 +136,11 @@ def run_summary(path: Path) -> RunSummary:
 
 
 def _summary(path: Path, kind: RunKind) -> RunSummary:
-    first = RunSummary(path, visible(path.name), kind, RunState.KILLED)
+    running = is_locked(path)
+    live = read_live(path) if running else None
+    first = RunSummary(path, visible(path.name), kind, RunState.KILLED, live=live)
     try:
-        return _READERS[kind](first, is_locked(path))
+        return _READERS[kind](first, running)
     except UNREADABLE as error:
         return replace(first, state=RunState.BROKEN, problem=problem_of(error))
 
@@ -214,6 +231,8 @@ def _saved_summary(saved: Path, learns: bool) -> Entries:
 
 def _with_newest_round(run: RunSummary) -> RunSummary:
     """Rounds since the last checkpoint, from the last events."""
+    if run.live is not None:  # all rounds before the one under way are complete
+        run = replace(run, done=max(run.done, run.live.round))
     for event in reversed(last_events(run.path, _RECENT)):
         if event.type == "ROUND_COMPLETED" and event.round is not None:
             done = max(run.done, event.round + 1)
@@ -230,9 +249,10 @@ def _with_training_times(run: RunSummary, last: RunSession) -> RunSummary:
     """Time of the last session: until now, until its end, or until its last event."""
     if run.state is RunState.RUNNING:
         now = time.time()
-        done = run.done - last.from_round
+        done = (run.progress or 0.0) * (run.total or 0.0) - last.from_round
         seconds = max(0.0, now - last.started)
-        return replace(run, updated=now, seconds=seconds, pace=seconds / done if done else None)
+        spent = seconds if run.live is None else run.live.written - last.started
+        return replace(run, updated=now, seconds=seconds, pace=spent / done if done > 0 else None)
     until = last.ended
     if math.isnan(until):
         until = max((one.time for one in last_events(run.path, 1)), default=math.nan)

@@ -82,6 +82,7 @@ def run_entry(run: RunSummary) -> Json:
         "id": id_of(run.path.name),
         "progress": run.progress,
         "seconds_left": run.seconds_left,
+        "under_way": run.under_way,
         "report": (run.path / REPORT_PAGE).is_file(),
     }
 
