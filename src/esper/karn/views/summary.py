@@ -14,10 +14,17 @@ from esper.karn.views.audit_records import context_files, read_audit_setup
 from esper.karn.views.damage import UNREADABLE, problem_of
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, whole
 from esper.karn.views.events import last_events
+from esper.karn.views.headline import (
+    NONE,
+    Headline,
+    policies_headline,
+    search_headline,
+    training_headline,
+)
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
 from esper.karn.views.live import read_live, under_way
 from esper.karn.views.rounds import numbered
-from esper.karn.views.search_table import headline, read_search
+from esper.karn.views.search_table import read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
@@ -76,9 +83,9 @@ class RunSummary:
     unit: str = ""
     """`rounds`, `training runs` or `minutes` (grow), `policies`, `contexts`."""
     score: float | None = None
-    """Newest mean score (train), test score of the pick (grow)."""
+    """Newest mean training score (train), test score of the pick (grow)."""
     best_score: float | None = None
-    """Best mean score of a round (train)."""
+    """Best mean training score of a round (train)."""
     best_round: int | None = None
     """Rounds done when it was reached (train)."""
     params: int | None = None
@@ -87,9 +94,8 @@ class RunSummary:
     """Of the model as it was given, on test (grow)."""
     metric: str = ""
     """What the score is (grow)."""
-    headline: str = ""
-    """Result in a few words: of the pick on test, of the best run on validation before (grow);
-    of the newest round (train)."""
+    result: Headline = NONE
+    """What was judged; before that what training or validation says so far."""
     verdict: str = ""
     """Outcome in one sentence (grow)."""
     resume: str = ""
@@ -114,6 +120,11 @@ class RunSummary:
         if self.pace is None or not self.total or self.progress == 1.0:
             return None
         return self.pace * self.total * (1.0 - (self.progress or 0.0))
+
+    @property
+    def headline(self) -> str:
+        """Its result in a few words."""
+        return self.result.text
 
     @property
     def under_way(self) -> str:
@@ -199,8 +210,8 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
     )
     if running:
         run = _with_newest_round(run)
-    if run.score is not None:
-        run = replace(run, headline=f"training score {run.score:.4f}")
+    score = math.nan if run.score is None else run.score
+    run = replace(run, result=training_headline(path, score, int(run.done)))
     return _with_training_times(run, last) if last else run
 
 
@@ -290,7 +301,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         params=whole(pick, "params"),
         host_score=_known(real(host, "test_score")),
         metric=text(info, "metric"),
-        headline=headline(search),
+        result=search_headline(search),
         verdict=text(search.result, "verdict"),
     )
 
@@ -329,6 +340,7 @@ def _compare(run: RunSummary, running: bool) -> RunSummary:
         done=sessions[-1].done if sessions else 0,
         total=(sessions[-1].total or None) if sessions else None,
         unit="policies",
+        result=policies_headline(run.path),
     )
     return _with_sessions(run, running, sessions, False, run.path / f.SETTINGS)
 
@@ -343,6 +355,7 @@ def _audit(run: RunSummary, running: bool) -> RunSummary:
         done=done,
         total=setup.contexts,
         unit="contexts",
+        result=policies_headline(run.path),
     )
     sessions = read_work_sessions(path)
     return _with_sessions(run, running, sessions, done >= setup.contexts, path / f.AUDIT)

@@ -82,6 +82,7 @@ export class LifeLines {
     if (document.activeElement !== this.round) this.round.value = Math.max(1, found.round + 1);
     this.round.max = Math.max(1, found.newest + 1);
     this.first = found.first;
+    this.window.parentElement.hidden = !found.members;
     this.window.textContent = ` members ${found.first}-${found.first + found.window - 1} of ${found.members} `;
     this.before.disabled = found.first === 0;
     this.after.disabled = found.first + found.window >= found.members;

@@ -2,8 +2,8 @@
 
 import { Curves, curveSource } from "./curves.js";
 import { clear, el } from "./dom.js";
-import { emptyPlot, Figure } from "./figure.js";
-import { clock, number, words } from "./format.js";
+import { Figure } from "./figure.js";
+import { number, words } from "./format.js";
 import { ContenderFigure, PolicySizeFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
 import { stageWord } from "./stages.js";
@@ -109,8 +109,7 @@ class CurveFigure {
   update(data) {
     const series = this.series(data);
     const problem = data.problems[this.source];
-    const isAwaited = this.source !== "learner" && !data[this.source].length;
-    this.node.hidden = !series.some((one) => one.x.length) && !isAwaited && !problem;
+    this.node.hidden = !series.some((one) => one.x.length) && !problem;
     this.figure.show(curveSource(this.curves, series), { problem });
   }
 }
@@ -124,7 +123,8 @@ class LifeLineFigure {
 
   update(data) {
     const newest = data.rounds.length ? data.rounds.at(-1).round : -1;
-    if (newest === this.newest) return;
+    this.node.hidden = newest < 0;
+    if (newest < 0 || newest === this.newest) return;
     this.newest = newest;
     this.lines.moved(data.setup ? data.setup.slots : []);
   }
@@ -139,13 +139,10 @@ class PhaseFigure {
   update(data) {
     const last = data.speed.at(-1);
     const total = last ? last.phases.reduce((sum, [, seconds]) => sum + seconds, 0) : 0;
-    this.figure.show({ draw: (node) => draw(node), table: () => table() });
+    this.node.hidden = !total;
+    if (total) this.figure.show({ draw: (node) => draw(node), table: () => table() });
 
     function draw(node) {
-      if (!last || !total) {
-        emptyPlot(node, "Nothing recorded yet.");
-        return;
-      }
       clear(node).append(el("p", { class: "note" }, `round ${last.round + 1}, ${number(total, 3)} s`),
         el("ul", { class: "bars" }, ...last.phases.map(([name, seconds]) => el("li", {},
           el("span", { class: "bar-name" }, words(name)), el("meter", { max: total, value: seconds, "aria-hidden": "true" }),
@@ -155,7 +152,7 @@ class PhaseFigure {
     function table() {
       return {
         columns: [{ label: "phase" }, { label: "seconds", number: true }, { label: "share", number: true }],
-        rows: (last ? last.phases : []).map(([name, seconds]) => [
+        rows: last.phases.map(([name, seconds]) => [
           words(name), number(seconds, 3), `${Math.round((100 * seconds) / total)} %`]),
       };
     }
@@ -175,27 +172,10 @@ class AnomalyFigure {
   }
 }
 
-class EventFigure {
-  constructor() {
-    this.body = el("tbody", {});
-    this.box = el("div", { class: "table-box events", tabindex: "0", role: "region", "aria-label": "Last events" },
-      el("table", {}, el("thead", {}, el("tr", {}, ...["time (UTC)", "round", "step", "event", "what"]
-        .map((text) => el("th", { scope: "col" }, text)))), this.body));
-    this.node = el("section", { class: "figure wide", id: "events" }, el("h2", {}, "Last events"),
-      el("p", { class: "note" }, "Newest first."), this.box);
-  }
-
-  update(data) {
-    this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", {},
-      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round === null ? null : event.round + 1)),
-      el("td", { class: "num" }, number(event.step)), el("th", { scope: "row" }, words(event.type)), el("td", {}, event.text))));
-  }
-}
-
 export function trainingFigures(id) {
   const curves = CURVES.map((row) => new CurveFigure(row));
   const judged = [new ContenderFigure("score", "Judged on fresh hosts: score"),
     new PolicySizeFigure()];
   return [...curves.slice(0, 4), ...judged, new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
-    new AnomalyFigure(), new EventFigure()];
+    new AnomalyFigure()];
 }
