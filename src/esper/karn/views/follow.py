@@ -12,7 +12,6 @@ from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.rounds import RoundPoint, read_rounds
 from esper.karn.views.summary import RunState, RunSummary, run_summary
 from esper.storage import run_files as f
-from esper.storage.live import LiveRecord
 
 _WATCHED = {
     RunKind.TRAIN: (f.RUN,),
@@ -60,7 +59,7 @@ class RunCursor:
         self._newest_round = -1
         self._seen: tuple[tuple[int, int], ...] = ()
         self._state: RunState | None = None
-        self._live: LiveRecord | None = None
+        self._live = 0.0
 
     def poll(self) -> RunUpdate:
         """What is new since the last call; the first call returns all there is."""
@@ -70,8 +69,9 @@ class RunCursor:
         summary = run_summary(self.run)
         seen = tuple(_signature(self.run / name) for name in _WATCHED[self.kind])
         changed = bool(events or rounds) or seen != self._seen or summary.state != self._state
-        moved = changed or first or summary.live != self._live
-        self._seen, self._state, self._live = seen, summary.state, summary.live
+        live = 0.0 if summary.live is None else summary.live.written
+        moved = changed or first or live != self._live
+        self._seen, self._state, self._live = seen, summary.state, live
         return RunUpdate(summary, events, rounds, changed or first, moved)
 
     def _new_training(self) -> tuple[tuple[EventLine, ...], tuple[RoundPoint, ...]]:

@@ -5,6 +5,7 @@ Figures are taken from what the engine hands to every listener, at most once a s
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ class LiveProgress(EngineListener):
     def __init__(self, rounds: int, after_round: str) -> None:
         """`after_round`: what is done between the last step of a round and the next round."""
         self._rounds, self._after_round = rounds, after_round
-        self._noted = 0.0
+        self._noted = -math.inf
         self.record = LiveRecord(doing="setting up")
         """The newest; replaced, never changed, as another thread reads it."""
 
