@@ -12,11 +12,21 @@ from esper.karn import views
 from esper.karn.tui.app import EsperTUI
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.run_screen import RunScreen
+from esper.karn.views.headline import Basis, Fact, Headline
 from esper.leyline.statistics import Estimate
+from esper.storage.live import LiveRecord
 
 NAN = math.nan
 SLOTS = ("r0c0", "r0c1")
 STAGES = ("GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED")
+RESULT = Headline(
+    "training score 0.6360", Basis.TRAINING, 0.636,
+    facts=(Fact("training score", "0.6360", "mean of round 8, not judged"),),
+)  # fmt: skip
+UNDER_WAY = LiveRecord(
+    "training", share=0.835, seconds_left=12.0, round=8, step=7, steps=20, accuracy=0.61,
+    score=0.59, members=2, stages=(("TRAINING", 2), ("BLENDING", 1)),
+)  # fmt: skip
 _UNIQUE = re.compile(r"terminal-\d+")
 
 
@@ -71,7 +81,7 @@ def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:
         path=Path("runs/digits__ppo__0"), name="digits__ppo__0", kind=views.RunKind.TRAIN,
         state=state, task="digits", policy="ppo", seed=0, created="2026-01-02 03:04:05",
         seconds=61.0, pace=7.5 if running else None, done=8, total=10, unit="rounds",
-        score=0.636, best_score=0.636,
+        score=0.636, best_score=0.636, result=RESULT, live=UNDER_WAY if running else None,
         resume="" if running else "esper train ppo --resume runs/digits__ppo__0",
     )  # fmt: skip
     setup = views.RunSetup(

@@ -35,23 +35,22 @@ from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import policy_spec
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
+from esper.storage.run_files import JUDGED_LEARNER, JUDGED_SIMPLE, JUDGED_STATIC
 from esper.tamiyo.grammar import ParsedPolicy, parse
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
 from esper.tolaria.round_results import RoundResult, RunResult, make_run_result
 from esper.tolaria.runtime import parse_device
 
-BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
+BASELINES: Final = JUDGED_SIMPLE
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
 """Seed of the fresh members."""
-LEARNED: Final = "ppo"
-"""The controller, greedy."""
+LEARNED: Final = JUDGED_LEARNER
 SAMPLED: Final = "ppo, sampled"
 """The controller, sampled without exploration."""
 UNTRAINED: Final = "untrained"
 """The controller as it began, greedy: the same settings and first weights, no learning."""
-STATIC: Final = "static-final"
-"""The final topology of `LEARNED` per member, planted from the start."""
+STATIC: Final = JUDGED_STATIC
 SEARCH: Final = "asha:2"
 """The best of a few topologies; more would take most of the time of `make run`."""
 

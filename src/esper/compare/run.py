@@ -50,6 +50,7 @@ from esper.leyline.statistics import student_estimate
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.tracking import track_run
 from esper.storage.folder_lock import FolderLock
+from esper.storage.live import LiveFile
 from esper.storage.sessions import SessionLog, recorded_session
 from esper.tasks.spec import TaskSpec
 from esper.tasks.user_objects import user_files
@@ -120,7 +121,11 @@ def _run_missing(
             session.saved(sum(place.exists() for place in places))
             report(done)
 
-        _run_all(config, spec, folder, missing, console, saved)
+        steps = _steps(config, spec, missing)
+        before = len(places) - len(missing)
+        shown = CompareProgress(steps, config.population_size(spec), console, before)
+        with LiveFile(folder, lambda: shown.record):
+            _run_all(config, spec, folder, missing, shown, saved)
 
 
 def _compare(folder: Path, entries: list[PolicyEntry], settings: ComparisonSettings) -> Comparison:
@@ -170,14 +175,9 @@ def _run_all(
     spec: TaskSpec,
     folder: Path,
     missing: list[PolicyEntry],
-    console: Console | None,
+    shown: CompareProgress,
     report: OnRound,
 ) -> None:
-    populations = config.populations(spec)
-    episodes = {one.label: _episodes(config, one, populations) for one in missing}
-    steps = {one.label: one.spec.episode_length * episodes[one.label] for one in missing}
-    shown = CompareProgress(steps, config.population_size(spec), console)
-
     def done(entry: PolicyEntry, result: PolicyResult, count: int) -> None:
         if not config.quiet:
             shown.say(_done_line(entry.label, result, spec.context))
@@ -186,12 +186,22 @@ def _run_all(
     def show(step: StepDone) -> None:
         shown.advance(step.label, step.score, step.seeds)
 
-    jobs = PolicyJobs(folder, missing, done, len(populations))
+    def note(step: StepDone) -> None:
+        shown.note(step.label, step.score)
+
+    jobs = PolicyJobs(folder, missing, done, len(config.populations(spec)))
     here = partial(PolicyWorker, config, spec, missing)
     make = here if config.jobs.inline else partial(make_worker, config)
-    loud = (None, None) if config.quiet else (show, shown.say)
+    said = (note, None) if config.quiet else (show, shown.say)
     with nullcontext() if config.quiet else shown:
-        run_jobs(make, jobs, config.jobs.on_device(config.device), *loud)
+        run_jobs(make, jobs, config.jobs.on_device(config.device), *said)
+
+
+def _steps(config: Compare, spec: TaskSpec, missing: list[PolicyEntry]) -> dict[str, int]:
+    """Steps of every policy, over all its populations."""
+    populations = config.populations(spec)
+    episodes = {one.label: _episodes(config, one, populations) for one in missing}
+    return {one.label: one.spec.episode_length * episodes[one.label] for one in missing}
 
 
 @contextmanager

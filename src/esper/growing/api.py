@@ -97,7 +97,7 @@ def _searched(
     sources: Mapping[str, bytes],
 ) -> GrowResult:
     """Search in a folder, and write the report."""
-    with _run_folder(run.ranks, resume, folder, name, run.settings.seed) as home:
+    with _run_folder(run, resume, folder, name) as home:
         home.keep_sources(sources)
         result = run.search(home, resume is not None)
     if run.ranks.first:
@@ -116,16 +116,16 @@ def write_report(result: GrowResult, printer: ProgressPrinter) -> None:
 
 @contextlib.contextmanager
 def _run_folder(
-    ranks: Ranks,
+    run: GrowRun,
     resume: str | os.PathLike[str] | None,
     folder: str | os.PathLike[str] | None,
     name: str,
-    seed: int,
 ) -> Iterator[GrowFolder]:
     """The folder of a run, new or to continue, until the block ends; rank 0 has the real one.
 
-    Its session is recorded.
+    Its session is recorded, and what is under way.
     """
+    ranks = run.ranks
     known = None if resume is None else Path(resume)
     with contextlib.ExitStack() as held:
         home = Path(RUNS if folder is None else folder)
@@ -134,12 +134,13 @@ def _run_folder(
 
         def open_folder() -> GrowFolder:
             if known is None:
-                return GrowFolder.create(home, name, seed)
+                return GrowFolder.create(home, name, run.settings.seed)
             return GrowFolder.open(known if ranks.first else home)
 
         opened = held.enter_context(contextlib.closing(ranks.together(open_folder)))
         if ranks.first:
             held.enter_context(recorded_session(opened.path))
+            held.enter_context(run.printer.written_to(opened.path))
         yield opened
 
 

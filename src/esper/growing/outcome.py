@@ -25,7 +25,7 @@ from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.runs import Row
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged, within
 from esper.growing.stored import keep_script, kept_script, plain_path
-from esper.growing.verdict import Facts, Judged, tried_of, verdict
+from esper.growing.verdict import Facts, Judged, gain_of, tried_of, verdict
 from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
@@ -87,7 +87,9 @@ def make_result(
         complete=complete,
         ended=search.table.ended,
     )
-    record = replace(record, verdict=verdict(_facts(problem, info, rows, record, measured)))
+    facts = _facts(problem, info, rows, record, measured)
+    gain = None if best == host_number else gain_of(facts)
+    record = replace(record, verdict=verdict(facts), gain=gain)
     printer.phase("writing the networks")
     scripts = Scripts(problem, info, search.networks, rows)
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]

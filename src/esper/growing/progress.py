@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Final, TextIO
 
 from esper.growing.live import TICK, LiveLine, bar
@@ -19,6 +20,7 @@ from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
 from esper.plotting.durations import format_duration
+from esper.storage.live import LiveFile, LiveRecord
 
 BAR: Final = 24
 """Characters of the bar, where there is room for them."""
@@ -106,6 +108,7 @@ class ProgressPrinter:
         self._newest: Progress | None = None
         self._ended: Progress | None = None
         self._looked = -math.inf
+        self._is_written, self._running = False, 0
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
@@ -121,6 +124,11 @@ class ProgressPrinter:
     def phase(self, name: str) -> None:
         """Show what is done from now on."""
         self._phase = name
+
+    def written_to(self, folder: Path) -> LiveFile:
+        """Keep the live record of a run folder, which this process has locked."""
+        self._is_written = True
+        return LiveFile(folder, self._record)
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
@@ -147,7 +155,7 @@ class ProgressPrinter:
 
     def on_tick(self, search: Search, running: Sequence[Running]) -> None:
         """Note where the search is, unless that was noted a moment ago."""
-        if self._verbose and time.monotonic() - self._looked >= TICK:
+        if (self._verbose or self._is_written) and time.monotonic() - self._looked >= TICK:
             self._note(search, running)
 
     def on_rung(self, search: Search) -> None:
@@ -174,8 +182,23 @@ class ProgressPrinter:
         self._best = max((*kept, *rows), key=lambda row: row.merit, default=None)
         best = math.nan if self._best is None else self._best.score
         now = _progress(search, running, best)
-        self._newest, self._looked = now, time.monotonic()
+        self._newest, self._looked, self._running = now, time.monotonic(), len(running)
         return now
+
+    def _record(self) -> LiveRecord:
+        """What is under way; called in another thread."""
+        newest = self._newest
+        if newest is None:
+            return LiveRecord(self._phase)
+        return LiveRecord(
+            self._phase,
+            share=newest.share,
+            seconds_left=newest.seconds_left,
+            score=newest.best_score,
+            done=newest.runs_done,
+            total=newest.runs_planned,
+            running=self._running,
+        )
 
     def _line(self, columns: int) -> str:
         """The bar for a number of columns; 0: a plain line."""

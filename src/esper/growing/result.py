@@ -15,8 +15,9 @@ from esper.growing.frontier_table import FrontierTable, frontier_table
 from esper.growing.runs import Origin, Recipe, Table
 from esper.growing.stored import Model, StoredNetworks, read_script
 from esper.kasmina.export.export import export_model, require_suffix
-from esper.leyline.codec import read_record
+from esper.leyline.codec import LATER, read_record
 from esper.leyline.errors import EsperError
+from esper.leyline.statistics import Estimate
 from esper.storage.sealed_json import read_document
 
 
@@ -72,6 +73,9 @@ class ResultRecord:
     """Whether the search came to its end."""
     ended: str = ""
     """Why it came to its end."""
+    gain: Estimate | None = field(default=None, metadata=LATER)
+    """How much better the pick is than the model as it was given, on the same test samples, with
+    its 95 % interval; None if it is that model."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from typing import Final
 
 from esper.growing.folder import GrowInfo
 from esper.growing.runs import Row
+from esper.leyline.statistics import Estimate
 from esper.tasks.measuring import Difference
 
 SAME_LENGTH: Final = 1.25
@@ -111,6 +112,13 @@ def verdict(facts: Facts) -> str:
     return "; ".join([_compared(facts), *_longer(facts), *_limits(facts.tried)])
 
 
+def gain_of(facts: Facts) -> Estimate:
+    """How much better the pick is than the model, so that positive is better."""
+    apart = facts.difference
+    low, high = sorted(_merit(facts, value) for value in (apart.low, apart.high))
+    return Estimate(_merit(facts, apart.value), low, high)
+
+
 def _merit(facts: Facts, value: float) -> float:
     return value if facts.higher_is_better else -value
 
@@ -162,8 +170,8 @@ def _compared(facts: Facts) -> str:
     )
     if not math.isfinite(host.score):
         return f"{line}; your model diverged: its outputs became NaN or infinite"
-    gain = _merit(facts, apart.value)
-    low, high = sorted(_merit(facts, value) for value in (apart.low, apart.high))
+    found = gain_of(facts)
+    gain, low, high = found.value, found.low, found.high
     if not math.isfinite(low) or not math.isfinite(high):
         apart_by = _amount(facts, gain, signed=True)
         return f"{line}, {apart_by} against your model (n = {apart.samples:,})"

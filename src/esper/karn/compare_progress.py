@@ -10,6 +10,7 @@ from rich.console import Console
 
 from esper.karn.display import Display, Pace, format_speed, say
 from esper.karn.terminal import Terminal
+from esper.storage.live import LiveRecord
 
 LINES_EACH: Final = 3
 """Lines per policy without a terminal."""
@@ -46,23 +47,47 @@ class CompareProgress(ProgressBar):
     """
 
     def __init__(
-        self, steps: Mapping[str, int], hosts: int, console: Console | None = None
+        self,
+        steps: Mapping[str, int],
+        hosts: int,
+        console: Console | None = None,
+        before: int = 0,
     ) -> None:
-        """`steps`: per policy, over all its populations; `hosts`: hosts per step."""
-        self.steps, self.hosts = dict(steps), hosts
-        total = max(1, sum(self.steps.values()))
-        super().__init__(total, LINES_EACH * max(1, len(self.steps)), console)
+        """`steps`: per policy, over all its populations; `hosts`: hosts per step; `before`:
+        policies that were done already.
+        """
+        self.steps, self.hosts, self._before = dict(steps), hosts, before
+        self._total = max(1, sum(self.steps.values()))
+        super().__init__(self._total, LINES_EACH * max(1, len(self.steps)), console)
         self._done: Counter[str] = Counter()
+        self.record = LiveRecord("comparing")
+        """What is under way; replaced, never changed, as another thread reads it."""
 
     def advance(self, label: str, score: float, seeds: float) -> None:
         """Show a step of a policy; one that starts again stays at its last."""
-        self._done[label] = min(self._done[label] + 1, self.steps[label])
+        self.note(label, score)
         done = self._done.total()
-        self.pace.tick(done)
         self._display.show(
             done,
             f"{label} ({list(self._done).index(label) + 1}/{len(self.steps)}), step "
             f"{self._done[label]}/{self.steps[label]}",
             format_speed(self.pace.steps_per_second * self.hosts, self.pace.left(done)),
             f"score {score:.3f}, {seeds:.1f} seeds per host",
+        )
+
+    def note(self, label: str, score: float) -> None:
+        """Count a step of a policy without showing it."""
+        self._done[label] = min(self._done[label] + 1, self.steps[label])
+        done, policies = self._done.total(), self._before + len(self.steps)
+        self.pace.tick(done)
+        self.record = LiveRecord(
+            "comparing",
+            share=(self._before + len(self.steps) * done / self._total) / policies,
+            seconds_left=self.pace.seconds_left(done),
+            step=self._done[label],
+            steps=self.steps[label],
+            score=score,
+            policy=label,
+            done=self._before + sum(n == self.steps[name] for name, n in self._done.items()),
+            total=policies,
         )

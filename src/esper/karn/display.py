@@ -40,11 +40,15 @@ class Pace:
         first_done, first_time = self._first
         self.steps_per_second = (done - first_done) / max(now - first_time, 1e-9)
 
-    def left(self, done: int) -> str:
-        """Return the remaining time at the speed so far."""
+    def seconds_left(self, done: int) -> float:
+        """Return the remaining time at the speed so far; NaN: not known yet."""
         if not self.steps_per_second > 0:
-            return "-:--"
-        return format_duration(max(0, self.total - done) / self.steps_per_second)
+            return math.nan
+        return max(0, self.total - done) / self.steps_per_second
+
+    def left(self, done: int) -> str:
+        """The same in words."""
+        return format_duration(self.seconds_left(done))
 
 
 def format_speed(member_steps_per_second: float, left: str) -> str:

@@ -42,6 +42,12 @@ def phase(name: str) -> Iterator[None]:
         _phases.pop()
 
 
+def current_phase() -> str:
+    """What the command says it does; empty if it says nothing."""
+    phases = _phases[-1:]  # another thread may end a phase meanwhile
+    return phases[0] if phases else ""
+
+
 class Heartbeat:
     """Context manager that keeps a terminal from looking dead.
 
@@ -99,6 +105,6 @@ class Heartbeat:
                     self._shown = True
 
     def _line(self) -> str:
-        doing = _phases[-1] if _phases else WORKING if self._printed else STARTING
+        doing = current_phase() or (WORKING if self._printed else STARTING)
         clock = format_duration(time.monotonic() - self._began)
         return f"{self._label}: {doing}, {clock}"[: max(1, self._columns() - 1)]

@@ -27,17 +27,25 @@ if TYPE_CHECKING:
 
     from esper.karn.views import RunSummary
 
-TRAIN_COLUMNS: Final = ("run", "state", "rounds", "score", "best", "time", "created (UTC)")
+TRAIN_COLUMNS: Final = (
+    "run",
+    "state",
+    "rounds",
+    "judged score",
+    "training",
+    "time",
+    "created (UTC)",
+)
 GROW_COLUMNS: Final = (
     "grow run",
     "state",
     "test score",
-    "your model",
+    "gain",
     "parameters",
     "time",
     "created (UTC)",
 )
-OTHER_COLUMNS: Final = ("comparison, audit", "state", "done", "task", "created (UTC)")
+OTHER_COLUMNS: Final = ("comparison, audit", "state", "done", "result", "created (UTC)")
 WIDTH: Final = 100
 """Most columns of a table."""
 
@@ -72,7 +80,7 @@ def entry(run: RunSummary) -> dict[str, Json]:
 
     plain = to_plain(run)
     assert isinstance(plain, dict)
-    return plain
+    return plain | {"headline": run.headline}
 
 
 def _print_tables(found: Sequence[RunSummary]) -> None:
@@ -106,7 +114,7 @@ def _table(columns: Sequence[str], figures: Sequence[int], rows: Iterable[Sequen
     for place, column in enumerate(columns):
         # Names give way: they are folded over lines, figures never are.
         side: Literal["right", "left"] = "right" if place in figures else "left"
-        table.add_column(column, justify=side, no_wrap=column not in (columns[0], "task"))
+        table.add_column(column, justify=side, no_wrap=column not in (columns[0], "result"))
     for name, *cells in rows:
         table.add_row(Text(name, overflow="fold"), *cells)
     return table
@@ -117,7 +125,8 @@ def _train_row(run: RunSummary) -> list[str]:
         run.name,
         run.state.value,
         f"{run.done:,.0f}/{run.total:,.0f}" if run.total else "-",
-        *map(number, (run.score, run.best_score)),
+        number(run.result.score if run.result.is_judged else None),
+        number(run.score),
         _time(run),
         _created(run),
     ]
@@ -127,17 +136,24 @@ def _grow_row(run: RunSummary) -> list[str]:
     return [
         run.name,
         run.state.value,
-        *map(number, (run.score, run.host_score)),
+        number(run.score),
+        _gain(run),
         number(run.params, ",d"),
         _time(run),
         _created(run),
     ]
 
 
+def _gain(run: RunSummary) -> str:
+    """Over the user's model, where the pick is another one."""
+    gain = run.result.gain
+    return "-" if gain is None else f"{gain.value:+.4f}"
+
+
 def _other_row(run: RunSummary) -> list[str]:
     of = "" if run.total is None else f"/{run.total:,.0f}"
     done = f"{run.done:,.0f}{of} {run.unit}" if run.unit else "-"
-    return [run.name, run.state.value, done, run.task or "-", _created(run)]
+    return [run.name, run.state.value, done, run.headline or "-", _created(run)]
 
 
 def _time(run: RunSummary) -> str:

@@ -62,12 +62,11 @@ def _show_grow_run(path: Path, as_json: bool) -> None:
     if result is None:
         of = "" if found.total is None else f" of {found.total:.3g}"
         say(f"{found.state.value}: {found.done:.2f}{of} {found.unit}, not judged on test yet")
-        if found.headline:
-            say(found.headline)
         say(f"\nrun folder: {path}")
     else:
         say(result)
-    rows = [("state", found.state.value), *settings_rows(path)]
+    known = [("result", found.headline), ("state", found.state.value), ("now", found.under_way)]
+    rows = [*((name, value) for name, value in known if value), *settings_rows(path)]
     width = max(len(name) for name, _ in rows)
     say("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
 
@@ -84,14 +83,18 @@ def _show_training_run(path: Path, as_json: bool) -> None:
     if as_json:
         say(json.dumps(entry(found) | {"rounds": views.to_plain(rounds)}, indent=2))
         return
+    for fact in found.result.facts:
+        beside = f"  {fact.beside}" if fact.beside else ""
+        say(f"{fact.name}: {fact.value}{beside}")
     if rounds:
-        say(f"{verdict(found)}\n")
+        say(f"\n{verdict(found)}\n")
     of = "" if found.total is None else f" of {found.total:g}"
     facts = [
         ("state", found.state.value),
+        ("now", found.under_way),
         ("problem", found.problem),
         ("rounds", f"{found.done:g}{of}"),
-        ("best round", "" if found.best_round is None else f"{found.best_round}, score "
+        ("best round", "" if found.best_round is None else f"{found.best_round}, training score "
                        f"{found.best_score or float('nan'):.4f}"),
         ("seed", "" if found.seed is None else str(found.seed)),
         ("time", "" if found.seconds is None else duration_text(found.seconds)),
@@ -139,6 +142,8 @@ def _show_contenders(path: Path, as_json: bool) -> None:
         console_for_report().print(table)
     total = "" if found.total is None else f" of {found.total:g}"
     say(f"{found.state.value}: {found.done:g}{total} {found.unit}")
+    if found.under_way:
+        say(found.under_way)
     if found.problem:
         say(f"problem: {found.problem}")
     if found.resume:

@@ -37,16 +37,23 @@ def write_atomic(path: Path, content: bytes) -> None:
         raise
 
 
-def _write_and_rename(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """As `write_atomic`, for what need not survive a power failure: nothing waits for the disk."""
+    _write_and_rename(path, content, durable=False)
+
+
+def _write_and_rename(path: Path, content: bytes, durable: bool = True) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fchmod(file.fileno(), 0o666 & ~_umask())
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.replace(name, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)

@@ -1,7 +1,7 @@
 """Lock on a run folder, held for the lifetime of the process.
 
 The kernel releases it when its holder ends, however it ends, so stale locks do not exist. The
-content of the lock file is only used in messages.
+content of the lock file names its holder, in messages and live records.
 """
 
 from __future__ import annotations
@@ -105,6 +105,21 @@ def is_locked(folder: Path) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def lock_holder(folder: Path) -> str:
+    """What tells the holder of a folder's lock from those before it; empty if it is not known.
+
+    The last holder's if nobody holds the lock (`is_locked`).
+    """
+    try:
+        file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.pread(file, 4096, 0).decode(errors="replace")
+    finally:
+        os.close(file)
 
 
 def _describe_holder(raw: bytes) -> str:

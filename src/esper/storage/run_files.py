@@ -8,6 +8,8 @@ REPORT_PAGE: Final = "report.html"
 """Report of any run, one self-contained page."""
 SESSIONS: Final = "sessions.json"
 """Which process worked on a comparison or an audit when, and how it ended."""
+LIVE: Final = "live.json"
+"""What is under way, while a process works on the run (`live.py`)."""
 
 # ---- esper train -------------------------------------------------------------------------------
 RUN: Final = "run.json"
@@ -29,6 +31,12 @@ EVENTS: Final = "events.jsonl"
 REPORT: Final = "report"
 LEARNING: Final = "learning.json"
 """In the report: history of a learner, and how it was judged on fresh hosts."""
+JUDGED_LEARNER: Final = "ppo"
+"""There: the controller, greedy."""
+JUDGED_STATIC: Final = "static-final"
+"""There: its final topologies, planted from the start."""
+JUDGED_SIMPLE: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
+"""There: policies that do not learn and try nothing out."""
 
 # ---- esper grow --------------------------------------------------------------------------------
 GROW: Final = "grow.json"

@@ -98,9 +98,8 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         page.goto(f"{address}runs/grown")
         networks = page.locator("#frontier .network")
         networks.first.wait_for()
-        assert (
-            page.locator(".headline").inner_text().startswith("validation accuracy 0.7000 so far")
-        )
+        result = page.locator(".result-facts")
+        assert "validation accuracy\n0.7" in result.inner_text()
         write(run / "search.json", {"rows": list(ROWS), "seconds": 12.0, "ended": ""})
         wait_for_more(page, "#frontier .network", 4)
         assert page.locator("#frontier .axis text", has_text="validation score (accuracy)").count()
@@ -126,6 +125,7 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         page.get_by_text("Cannot be read").first.wait_for()
         assert "search.json" in page.locator(".sentence").inner_text()
         assert page.locator(".headline").inner_text() == RESULT["verdict"]
+        assert "test accuracy\n0.85" in result.inner_text()
         assert networks.count() == 2
         assert "search.json" in page.locator("#lineage .problem").inner_text()
     assert messages == []

@@ -15,7 +15,7 @@ from esper.karn.views.damage import reader
 from esper.leyline.errors import EsperError
 from esper.plotting.durations import duration_text, format_duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
-from esper.plotting.numbers import interval, number
+from esper.plotting.numbers import interval
 from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
 
@@ -71,9 +71,9 @@ def _opening(found: RunSummary) -> Markup:
     amount = (lambda value: format_duration(60 * value)) if timed else "{:.4g}".format
     total = "" if found.total is None else f"of {amount(found.total)}"
     facts = [
+        *((fact.name, fact.value, fact.beside) for fact in found.result.facts),
         ("state", found.state.value, found.problem),
         (found.unit or "progress", amount(found.done), total),
-        (_score_name(found), number(found.score), _beside(found)),
         ("time", duration_text(found.seconds), f"started {found.created} UTC"),
     ]
     cards = [
@@ -93,16 +93,6 @@ def _opening(found: RunSummary) -> Markup:
     )
 
 
-def _score_name(found: RunSummary) -> str:
-    return f"test {found.metric}" if found.kind is RunKind.GROW else "training score"
-
-
-def _beside(found: RunSummary) -> str:
-    if found.host_score is not None and found.params is not None:
-        return f"{found.params:,} parameters; your model: {found.host_score:.4f}"
-    return "" if found.best_score is None else f"best round: {found.best_score:.4f}"
-
-
 def verdict(found: RunSummary) -> str:
     """The outcome in one line."""
     if found.kind is RunKind.GROW:
@@ -118,24 +108,21 @@ def _training_verdict(found: RunSummary) -> str:
         return f"{found.policy} on {found.task}: no round is complete yet"
     last = rounds[-1]
     return (
-        f"{found.policy} on {found.task}: score {interval(last.score)} in round "
+        f"{found.policy} on {found.task}: training score {interval(last.score)} in round "
         f"{last.round + 1} of {found.total or len(rounds):g}, accuracy "
         f"{interval(last.accuracy, '.3f')}, {last.added_params:,.0f} parameters added"
     )
 
 
 def _contender_verdict(found: RunSummary) -> str:
-    contenders = views.read_contenders(found.path)
-    if not contenders:
+    if not found.headline:
         total = "" if found.total is None else f" of {found.total:g}"
         return f"{found.kind} of {found.task}: {found.done:g}{total} {found.unit} done"
-    best = contenders[0]
-    line = f"best score: {best.label}, {interval(best.score)}, n = {best.n}"
-    if best.is_reference or best.difference.low != best.difference.low:
-        return line
-    sure = best.difference.low > 0
-    reference = next((one.label for one in contenders if one.is_reference), "")
-    return f"{line}; {'better than' if sure else 'not significantly better than'} {reference}"
+    gain = found.result.gain
+    if gain is None or gain.low != gain.low:
+        return found.headline
+    sure = "better" if gain.low > 0 else "not significantly better"
+    return f"{found.headline}: {sure}"
 
 
 def _settings(run: Path, found: RunSummary) -> Markup:

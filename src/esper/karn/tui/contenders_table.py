@@ -11,7 +11,7 @@ from rich.text import Text
 from esper.karn.tui.chart import Axis
 from esper.karn.tui.formats import count, figure, known
 from esper.karn.tui.learning_curve import INTERVAL_STYLE, MEAN_STYLE
-from esper.karn.tui.panel import Panel, hint, plain_table
+from esper.karn.tui.panel import Panel, not_yet, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import Contender, RunKind, RunState, RunSummary
 from esper.leyline.statistics import Estimate
@@ -38,7 +38,7 @@ class ContendersTable(Panel):
         """The table, and what differences are to."""
         found = shot.contenders
         if not found:
-            return hint(_why_none(shot.summary))
+            return not_yet(shot, _why_none(shot.summary))
         room = max(12, min(60, width - _FIGURES_WIDTH))
         scale = _scale(found)
         table = plain_table("policy", "n", "score", _ends(scale, room), "difference", "params",

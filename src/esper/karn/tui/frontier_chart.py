@@ -12,7 +12,7 @@ from rich.text import Text
 
 from esper.karn.tui.chart import Axis, Chart
 from esper.karn.tui.formats import count
-from esper.karn.tui.panel import Panel, hint
+from esper.karn.tui.panel import Panel, not_yet
 from esper.karn.tui.reader import RunShot
 
 PICK_STYLE: Final = "bold #e69f00"
@@ -48,7 +48,7 @@ class FrontierChart(Panel):
         judged = _judged(shot)
         points = judged or _in_training(shot)
         if not points:
-            return hint("no network is measured yet")
+            return not_yet(shot, "no network is measured yet")
         return Group(_legend(points, bool(judged)), _chart(points, width, max(5, height - 1)))
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from esper.karn.tui.chart import LABEL_WIDTH, Axis, Chart
 from esper.karn.tui.formats import figure
-from esper.karn.tui.panel import Panel, hint
+from esper.karn.tui.panel import Panel, not_yet
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import RoundPoint
 from esper.plotting.numbers import interval
@@ -33,7 +33,7 @@ class LearningCurve(Panel):
         """Chart, and the newest round in words."""
         points = [one for one in shot.rounds if math.isfinite(one.score.value)]
         if not points:
-            return hint("no round is complete yet")
+            return not_yet(shot, "no round is complete yet")
         return Group(_in_words(points, width), _chart(points, width, max(5, height - 2)))
 
 

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from esper.karn.stages import stage_name
 from esper.karn.tui.formats import UNKNOWN, figure, known
-from esper.karn.tui.panel import Panel, hint, plain_table
+from esper.karn.tui.panel import Panel, not_yet, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import stage_mark, stage_style
 from esper.karn.views import MemberState, SlotState
@@ -28,7 +28,7 @@ class MembersTable(Panel):
         """When, then the table."""
         members = shot.members
         if not members:
-            return hint("no member is recorded yet: events come with the first round")
+            return not_yet(shot, "members are recorded at the end of the first round")
         first = members[0]
         when = "end of the episode" if first.step is None else f"step {first.step + 1}"
         slots = [one.slot for one in first.slots]

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from esper.karn.tui.formats import count, figure, sparkline, topology
 from esper.karn.tui.frontier_chart import FRONT_STYLE, PICK_STYLE
-from esper.karn.tui.panel import Panel, hint, plain_table
+from esper.karn.tui.panel import Panel, not_yet, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import FrontierPoint, NetworkCurve
 
@@ -24,7 +24,7 @@ class NetworksTable(Panel):
     def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
         """Tested networks with their test score, the others with their last validation score."""
         if not shot.curves and not shot.frontier:
-            return hint("no network is trained yet")
+            return not_yet(shot, "no network is trained yet")
         tested = {one.label: one for one in shot.frontier}
         curves = {one.label: one for one in shot.curves}
         table = plain_table("", "no.", "test", "val.", "curve", "params", "width", "seeds; recipe",

@@ -69,6 +69,12 @@ def plain_table(*columns: str, right: tuple[int, ...] = ()) -> Table:
     return table
 
 
+def not_yet(shot: RunShot, text: str) -> Text:
+    """What is said before the first figures, and what is under way meanwhile."""
+    now = shot.summary.under_way
+    return hint(f"{text}\nnow: {now}" if now else text)
+
+
 def hint(text: str) -> Text:
     """What is said in place of figures that are not there (yet)."""
     return Text(text, style="dim")

@@ -76,7 +76,7 @@ class RunReader:
                 raise
             return self._keep(replace(before, problem=problem_of(error)))
         if before is not None and not update.changed and not before.problem:
-            return None
+            return self._keep(replace(before, summary=update.summary)) if update.moved else None
         self._events.extend(update.events)
         shot = replace(
             before or RunShot(update.summary),

@@ -42,10 +42,10 @@ def _budget(shot: RunShot) -> list[tuple[str, str]]:
     rows = [("done", f"{amount(run.done)}{of} {run.unit}"), ("time", duration(run.seconds))]
     if run.seconds_left is not None:
         rows.append(("time left", duration(run.seconds_left)))
-    if run.score is not None:
-        rows.append(("score", figure(run.score, 4)))
+    for fact in run.result.facts:
+        rows.append((fact.name, f"{fact.value}  {fact.beside}".rstrip()))
     if run.best_score is not None:
-        rows.append(("best score", figure(run.best_score, 4)))
+        rows.append(("best training", figure(run.best_score, 4)))
     return rows
 
 

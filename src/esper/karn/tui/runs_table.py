@@ -12,7 +12,7 @@ from textual.widgets import DataTable
 from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, UNKNOWN, amount, figure
 from esper.karn.views import RunSummary
 
-_COLUMNS = ("state", "kind", "done", "score", "run", "created (UTC)")
+_COLUMNS = ("state", "kind", "done", "result", "run", "created (UTC)")
 
 
 class RunsTable(DataTable[Text]):
@@ -47,12 +47,19 @@ class RunsTable(DataTable[Text]):
 
 def _row(run: RunSummary) -> tuple[Text, ...]:
     of = f"/{amount(run.total)}" if run.total else ""
-    score = run.score if run.score is not None else run.best_score
     return (
         Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state]),
         Text(run.kind.value),
         Text(f"{amount(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
-        Text(figure(score), justify="right"),
+        _result(run),
         Text(run.name),
         Text(run.created or UNKNOWN),
     )
+
+
+def _result(run: RunSummary) -> Text:
+    """The score, and what it rests on."""
+    found = run.result
+    if not found.text:
+        return Text(UNKNOWN)
+    return Text(f"{figure(found.score)} {found.basis}", style="bold" if found.is_judged else "")

@@ -1,4 +1,4 @@
-"""Two lines above a run: which one in which state, and how far it is."""
+"""Lines above a run: which one in which state, how far it is, its result, what is under way."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ from rich.console import Group
 from rich.text import Text
 from textual.widgets import Static
 
+from esper.karn.stages import stage_name
 from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, amount, duration, figure
 from esper.karn.tui.reader import RunShot
+from esper.karn.tui.stage_marks import stage_mark
+from esper.karn.views import RunSummary
+from esper.leyline.stages import SeedStage
 
 _BAR = 24
 _SHORT_BAR = 10
 
 
 class TitleBar(Static):
-    """Name, kind, state; progress, time, score and speed."""
+    """Name, kind, state; progress, time and speed; result; what is under way."""
 
     def show(self, shot: RunShot) -> None:
         """Show the run as it is now."""
-        self.update(Group(_name(shot, self.app.size.width), _progress(shot, self.app.size.width)))
+        width, run = self.app.size.width, shot.summary
+        result = Text(run.headline, style="bold", no_wrap=True, overflow="ellipsis")
+        lines = [_name(shot, width), _progress(shot, width), *([result] if run.headline else [])]
+        self.update(Group(*lines, *([_under_way(run)] if run.live is not None else [])))
 
 
 def _name(shot: RunShot, width: int) -> Text:
@@ -42,10 +49,15 @@ def _progress(shot: RunShot, width: int) -> Text:
     parts = [f"{amount(run.done)}{of} {run.unit}", duration(run.seconds)]
     if run.seconds_left is not None:
         parts.append(f"{duration(run.seconds_left)} left")
-    if run.score is not None:
-        parts.append(f"score {figure(run.score)}")
-    if run.best_score is not None:
-        parts.append(f"best {figure(run.best_score)}")
     if shot.speeds:
         parts.append(f"{figure(shot.speeds[-1].member_steps_per_second, 1)} member-steps/s")
     return line.append("  ".join(parts))
+
+
+def _under_way(run: RunSummary) -> Text:
+    """What the process of the run does, and the stages that slots are in."""
+    line = Text(run.under_way, no_wrap=True, overflow="ellipsis")
+    for name, count in run.live.stages if run.live is not None else ():
+        stage = SeedStage[name]
+        line.append("  ").append_text(stage_mark(stage)).append(f" {count} {stage_name(stage)}")
+    return line

@@ -181,11 +181,19 @@ def _read_estimate(found: Entries) -> Estimate:
 
 def _judged(run: Path) -> list[Contender]:
     """The learner and others on the same fresh hosts; they are judged when training ends."""
-    path = run / f.REPORT / f.LEARNING
-    judged = entries(read_entries(path), "judged") if path.exists() else {}
-    named = [(name, entries(judged, name)) for name in judged]
-    setup = read_setup(run)
+    path, setup = run / f.REPORT / f.LEARNING, read_setup(run)
+    if not path.exists():
+        return []
     host = (setup.host_params, setup.host_macs) if setup else (math.nan, math.nan)
+    return judged_contenders(read_entries(path), host)
+
+
+def judged_contenders(
+    learning: Entries, host: tuple[float, float] = (math.nan, math.nan)
+) -> list[Contender]:
+    """Of the file with how a learner was judged; `host`: parameters and MACs of the host."""
+    judged = entries(learning, "judged")
+    named = [(name, entries(judged, name)) for name in judged]
     reference = named[0] if named else None
     return [_evaluated(one, reference, host) for one in named]
 

@@ -32,7 +32,9 @@ class RunUpdate:
     rounds: tuple[RoundPoint, ...]
     """New or replaced rounds of a training run."""
     changed: bool
-    """Whether anything is new: else nothing needs to be read or drawn again."""
+    """Whether anything is recorded that is new: else nothing needs to be read again."""
+    moved: bool
+    """Whether what is under way is further, or anything changed."""
 
     @property
     def ended(self) -> bool:
@@ -57,6 +59,7 @@ class RunCursor:
         self._newest_round = -1
         self._seen: tuple[tuple[int, int], ...] = ()
         self._state: RunState | None = None
+        self._live = 0.0
 
     def poll(self) -> RunUpdate:
         """What is new since the last call; the first call returns all there is."""
@@ -66,8 +69,10 @@ class RunCursor:
         summary = run_summary(self.run)
         seen = tuple(_signature(self.run / name) for name in _WATCHED[self.kind])
         changed = bool(events or rounds) or seen != self._seen or summary.state != self._state
-        self._seen, self._state = seen, summary.state
-        return RunUpdate(summary, events, rounds, changed or first)
+        live = 0.0 if summary.live is None else summary.live.written
+        moved = changed or first or live != self._live
+        self._seen, self._state, self._live = seen, summary.state, live
+        return RunUpdate(summary, events, rounds, changed or first, moved)
 
     def _new_training(self) -> tuple[tuple[EventLine, ...], tuple[RoundPoint, ...]]:
         if self.kind is not RunKind.TRAIN:

@@ -132,24 +132,6 @@ def _known(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def headline(search: SearchTable) -> str:
-    """The outcome in a few words: the pick on test, or the best validation score so far."""
-    metric, pick, host = text(search.info, "metric"), search.pick, entries(search.result, "host")
-    if pick:
-        score, se = real(pick, "test_score"), real(pick, "test_se")
-        error = "" if math.isnan(se) else f" ± {se:.4f}"
-        said = f"test {metric} {score:.4f}{error}, {real(pick, 'params'):,.0f} parameters"
-        if integer(pick, "number") == integer(host, "number"):
-            return f"{said}: your model"
-        more = gain(score, real(host, "test_score"), search.sign)
-        return said if math.isnan(more) else f"{said}, {more:+.4f} against your model"
-    best = max(scored(within(search.rows, search.info)), key=merit, default=None)
-    if best is None:
-        return ""
-    size = f"{real(best, 'params'):,.0f} parameters"
-    return f"validation {metric} {real(best, 'score'):.4f} so far, {size}"
-
-
 # ---- recipes -----------------------------------------------------------------------------------
 
 

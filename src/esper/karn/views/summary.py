@@ -14,15 +14,24 @@ from esper.karn.views.audit_records import context_files, read_audit_setup
 from esper.karn.views.damage import UNREADABLE, problem_of
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, whole
 from esper.karn.views.events import last_events
+from esper.karn.views.headline import (
+    NONE,
+    Headline,
+    policies_headline,
+    search_headline,
+    training_headline,
+)
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
+from esper.karn.views.live import read_live, under_way
 from esper.karn.views.rounds import numbered
-from esper.karn.views.search_table import headline, read_search
+from esper.karn.views.search_table import read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
 from esper.storage import run_files as f
 from esper.storage.atomic import require_folder
 from esper.storage.folder_lock import is_locked
+from esper.storage.live import LiveRecord
 from esper.storage.sessions import TIME_FORMAT, SessionEnd, resume_training
 
 _RECENT = 40
@@ -74,9 +83,9 @@ class RunSummary:
     unit: str = ""
     """`rounds`, `training runs` or `minutes` (grow), `policies`, `contexts`."""
     score: float | None = None
-    """Newest mean score (train), test score of the pick (grow)."""
+    """Newest mean training score (train), test score of the pick (grow)."""
     best_score: float | None = None
-    """Best mean score of a round (train)."""
+    """Best mean training score of a round (train)."""
     best_round: int | None = None
     """Rounds done when it was reached (train)."""
     params: int | None = None
@@ -85,25 +94,42 @@ class RunSummary:
     """Of the model as it was given, on test (grow)."""
     metric: str = ""
     """What the score is (grow)."""
-    headline: str = ""
-    """Result in a few words: of the pick on test, of the best run on validation before (grow);
-    of the newest round (train)."""
+    result: Headline = NONE
+    """What was judged; before that what training or validation says so far."""
     verdict: str = ""
     """Outcome in one sentence (grow)."""
     resume: str = ""
     """Command that continues it, for a shell; empty if it is finished or not known."""
+    live: LiveRecord | None = None
+    """What its process is doing right now."""
 
     @property
     def progress(self) -> float | None:
-        """0..1; None if the total is not known."""
-        return min(1.0, max(0.0, self.done / self.total)) if self.total else None
+        """0..1, what is under way included; None if the total is not known."""
+        share = _known(self.live.share) if self.live else None
+        if not self.total:
+            return None if share is None else min(1.0, max(0.0, share))
+        return min(1.0, max(0.0, self.done / self.total, share or 0.0))
 
     @property
     def seconds_left(self) -> float | None:
         """How long the rest takes at this pace; None: not known, or it does not run."""
-        if self.pace is None or not self.total or self.done >= self.total:
+        left = _known(self.live.seconds_left) if self.live else None
+        if left is not None:
+            return left
+        if self.pace is None or not self.total or self.progress == 1.0:
             return None
-        return self.pace * (self.total - self.done)
+        return self.pace * self.total * (1.0 - (self.progress or 0.0))
+
+    @property
+    def headline(self) -> str:
+        """Its result in a few words."""
+        return self.result.text
+
+    @property
+    def under_way(self) -> str:
+        """What its process is doing right now, in words."""
+        return "" if self.live is None else under_way(self.live)
 
 
 def list_runs(root: Path) -> tuple[RunSummary, ...]:
@@ -121,9 +147,11 @@ def run_summary(path: Path) -> RunSummary:
 
 
 def _summary(path: Path, kind: RunKind) -> RunSummary:
-    first = RunSummary(path, visible(path.name), kind, RunState.KILLED)
+    running = is_locked(path)
+    live = read_live(path) if running else None
+    first = RunSummary(path, visible(path.name), kind, RunState.KILLED, live=live)
     try:
-        return _READERS[kind](first, is_locked(path))
+        return _READERS[kind](first, running)
     except UNREADABLE as error:
         return replace(first, state=RunState.BROKEN, problem=problem_of(error))
 
@@ -182,8 +210,8 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
     )
     if running:
         run = _with_newest_round(run)
-    if run.score is not None:
-        run = replace(run, headline=f"training score {run.score:.4f}")
+    score = math.nan if run.score is None else run.score
+    run = replace(run, result=training_headline(path, score, int(run.done)))
     return _with_training_times(run, last) if last else run
 
 
@@ -214,6 +242,8 @@ def _saved_summary(saved: Path, learns: bool) -> Entries:
 
 def _with_newest_round(run: RunSummary) -> RunSummary:
     """Rounds since the last checkpoint, from the last events."""
+    if run.live is not None:  # all rounds before the one under way are complete
+        run = replace(run, done=max(run.done, run.live.round))
     for event in reversed(last_events(run.path, _RECENT)):
         if event.type == "ROUND_COMPLETED" and event.round is not None:
             done = max(run.done, event.round + 1)
@@ -230,9 +260,10 @@ def _with_training_times(run: RunSummary, last: RunSession) -> RunSummary:
     """Time of the last session: until now, until its end, or until its last event."""
     if run.state is RunState.RUNNING:
         now = time.time()
-        done = run.done - last.from_round
+        done = (run.progress or 0.0) * (run.total or 0.0) - last.from_round
         seconds = max(0.0, now - last.started)
-        return replace(run, updated=now, seconds=seconds, pace=seconds / done if done else None)
+        spent = seconds if run.live is None else run.live.written - last.started
+        return replace(run, updated=now, seconds=seconds, pace=spent / done if done > 0 else None)
     until = last.ended
     if math.isnan(until):
         until = max((one.time for one in last_events(run.path, 1)), default=math.nan)
@@ -270,7 +301,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         params=whole(pick, "params"),
         host_score=_known(real(host, "test_score")),
         metric=text(info, "metric"),
-        headline=headline(search),
+        result=search_headline(search),
         verdict=text(search.result, "verdict"),
     )
 
@@ -309,6 +340,7 @@ def _compare(run: RunSummary, running: bool) -> RunSummary:
         done=sessions[-1].done if sessions else 0,
         total=(sessions[-1].total or None) if sessions else None,
         unit="policies",
+        result=policies_headline(run.path),
     )
     return _with_sessions(run, running, sessions, False, run.path / f.SETTINGS)
 
@@ -323,6 +355,7 @@ def _audit(run: RunSummary, running: bool) -> RunSummary:
         done=done,
         total=setup.contexts,
         unit="contexts",
+        result=policies_headline(run.path),
     )
     sessions = read_work_sessions(path)
     return _with_sessions(run, running, sessions, done >= setup.contexts, path / f.AUDIT)

@@ -1,10 +1,10 @@
 """`RunFeed`: what the page of a run shows. First all of it, then what is new.
 
-A message is one JSON object. `run` is in every one. Series (`rounds`, `learner`, ...)
-hold points by round that replace those from their first round on; `frontier`, `lineage`, `best`,
-`curves`, `notes` and `contenders` replace what was there; `events`, sentences on them, are added. A
-part that cannot be read is named in `problems` with the reason, and the others are there all the
-same.
+A message is one JSON object. `run` is in every one, and all of it if only what is under way has
+moved. Series (`rounds`, `learner`, ...) hold points by round that replace those from their first
+round on; `frontier`, `lineage`, `best`, `curves`, `notes` and `contenders` replace what was there;
+`events`, sentences on them, are added. A part that cannot be read is named in `problems` with the
+reason, and the others are there all the same.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class RunFeed:
         """What is new since the last message; None: nothing."""
         with naming_damage(self._run):
             update = self._cursor.poll()
-            return self._message(update) if update.changed else None
+            if update.changed:
+                return self._message(update)
+            return {"run": run_entry(update.summary)} if update.moved else None
 
     def _message(self, update: RunUpdate) -> dict[str, Json]:
         self._problems = {}

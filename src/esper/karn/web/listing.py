@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn.views.kinds import find_kind
+from esper.karn.views.live import where
 from esper.karn.views.plain import to_plain
 from esper.karn.views.summary import RunState, RunSummary, run_summary
 from esper.karn.web.places import RunsFolder, id_of
@@ -82,6 +83,10 @@ def run_entry(run: RunSummary) -> Json:
         "id": id_of(run.path.name),
         "progress": run.progress,
         "seconds_left": run.seconds_left,
+        "under_way": run.under_way,
+        "where": "" if run.live is None else where(run.live),
+        "headline": run.headline,
+        "judged": run.result.is_judged,
         "report": (run.path / REPORT_PAGE).is_file(),
     }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from esper.compare.baseline_process import BaselineProcess
 from esper.compare.judging import Judged, judge
+from esper.karn.heartbeat import current_phase
 from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.recording import event_files, show_progress
@@ -21,6 +22,7 @@ from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.resume import Resumed
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
+from esper.storage.live import LiveFile, LiveRecord
 from esper.storage.run_files import EVENTS
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
@@ -83,7 +85,8 @@ def learn(
         if world is not None:
             world.leave()
             agent.ranks = SINGLE_PROCESS
-        judged = judge(training, agent, spec, data, config.judged_members, process.result)
+        with LiveFile(folder.path, lambda: LiveRecord(current_phase() or "judging")):
+            judged = judge(training, agent, spec, data, config.judged_members, process.result)
         result = replace(judged.result, telemetry=f"{hub.report()} ({events})")
         yield Learnt(folder, training, history, replace(judged, result=result))
 

@@ -11,6 +11,7 @@ from esper.scripts.train.config import Train, task_label
 from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup
+from esper.simic.telemetry.live import LiveProgress
 from esper.simic.telemetry.run_telemetry import run_telemetry
 from esper.simic.training.round_feed import result_figures, track_training
 from esper.simic.training.runs.folder import RunFolder
@@ -77,7 +78,9 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     engine = VectorizedEngine(longer, config.engine_config(), data=data)
     length = longer.episode_length / spec.episode_length
     timer, events = StepTimer(), recording.telemetry_dir or folder.telemetry
+    live = LiveProgress(config.rounds, "storing the round")
     with (
+        live.written_to(folder.path),
         show_progress(recording),
         event_files(recording, events) as hub,
         run_telemetry(
@@ -86,7 +89,7 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     ):
         _note_start(config, folder, session.begin(engine))
         telemetry.run_started(engine, parsed.label)
-        listeners = ListenerGroup([timer, *telemetry.listeners, session.interrupts])
+        listeners = ListenerGroup([timer, *telemetry.listeners, live, session.interrupts])
 
         def run_one() -> RoundResult:
             done = run_round(engine, policy, listeners)

@@ -85,6 +85,7 @@ def train_ppo_vectorized(
     (1, 4)
     """
     from esper.device.selection import parse_device
+    from esper.simic.telemetry.live import LiveProgress
     from esper.simic.telemetry.run_telemetry import run_telemetry
     from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
@@ -98,9 +99,13 @@ def train_ppo_vectorized(
         tally = None if session is None else session.tally
         device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
         feed = RoundFeed(config, on_round, track, folder)
-        with feed, run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
+        live = LiveProgress(config.rounds, "updating the controller")
+        shown = contextlib.nullcontext() if folder is None else live.written_to(folder.path)
+        telemetered = run_telemetry(sinks, level, spec, device, config.rounds, tally)
+        with shown, feed, telemetered as events:
             saves, stops = ((), ()) if session is None else (session.hooks, (session.interrupts,))
             hooks, ears = [*saves, *hooks, feed, *stops], [*listeners, *events.listeners, *stops]
+            ears += [] if folder is None else [live]
             trainer = make_trainer(config, reward, ears, hooks, spec, data, world)
             return _train(trainer, session, events, feed, on_begin)
 

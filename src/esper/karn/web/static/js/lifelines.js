@@ -71,6 +71,7 @@ export class LifeLines {
       return;
     }
     this.first = found.first;
+    this.window.parentElement.hidden = !found.members;
     this.window.textContent = ` members ${found.first}-${found.first + found.window - 1} of ${found.members} `;
     this.before.disabled = found.first === 0;
     this.after.disabled = found.first + found.window >= found.members;

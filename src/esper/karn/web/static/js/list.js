@@ -41,8 +41,10 @@ class Row {
     this.state.title = run.problem;
     this.bar.hidden = run.progress === null;
     if (run.progress !== null) this.bar.value = run.progress;
-    setText(this.done, run.unit ? progressText(run) : "");
+    setText(this.done, run.where || (run.unit ? progressText(run) : ""));
+    this.done.title = run.under_way;
     setText(this.result, run.headline);
+    this.result.dataset.judged = String(run.judged);
     setText(this.what, [run.task, run.policy].filter(Boolean).join(", "));
     setText(this.time, duration(run.seconds));
     setText(this.created, run.created || "-");

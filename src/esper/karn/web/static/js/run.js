@@ -3,7 +3,9 @@
 import { follow } from "./api.js";
 import { el, main, setText } from "./dom.js";
 import { duration, number, progressText, STATE_MARKS, stateSentence } from "./format.js";
+import { LogFigure } from "./log.js";
 import { Notes } from "./notes.js";
+import { NothingYet, pageTitle, Result, UnderWay } from "./run_head.js";
 import { RunData } from "./rundata.js";
 import { searchFigures } from "./search_figures.js";
 import { loadStages } from "./stages.js";
@@ -26,22 +28,30 @@ class RunPage {
     this.bar = el("progress", { max: 1, "aria-label": "Progress", hidden: true });
     this.done = el("span", {});
     this.facts = el("dl", { class: "facts" });
+    this.result = new Result();
+    this.underWay = new UnderWay();
+    this.nothingYet = new NothingYet();
+    this.log = new LogFigure();
     this.report = el("a", { class: "button", hidden: true, href: `/runs/${id}/report` }, "Report");
     this.compare = el("a", { class: "button", href: `/compare?run=${id}` }, "Compare with ...");
     this.figures = el("div", { class: "figures" });
     this.notes = new Notes();
     main().append(
       el("div", { class: "run-head" }, this.title, this.state, el("span", { class: "spacer" }), this.report, this.compare),
-      this.headline, this.sentence, this.resume, this.connection, el("div", { class: "run-progress" }, this.bar, this.done),
-      this.facts, this.figures, this.notes.node);
+      this.result.node, this.headline, this.sentence, this.resume, this.connection,
+      el("div", { class: "run-progress" }, this.bar, this.done), this.underWay.node,
+      this.facts, this.nothingYet.node, this.figures, this.notes.node, el("div", { class: "figures" }, this.log.node));
   }
 
   take(message, first) {
     this.data.apply(message, first);
     this.head();
+    this.figures.hidden = this.nothingYet.update(this.data);
+    if (Object.keys(message).length === 1) return; // only what is under way has moved
     if (!this.parts.length) this.addFigures();
     for (const part of this.parts) part.update(this.data);
     this.notes.update(this.data);
+    this.log.update(this.data);
   }
 
   addFigures() {
@@ -52,16 +62,17 @@ class RunPage {
 
   head() {
     const { run, setup } = this.data;
-    document.title = `${run.name} - Esper`;
+    document.title = pageTitle(run);
+    this.result.update(run);
+    this.underWay.update(run);
     setText(this.title, run.name);
     if (this.state.dataset.state !== run.state) {
       this.state.dataset.state = run.state;
       this.state.replaceChildren(el("span", { "aria-hidden": "true", class: "state-mark" }, STATE_MARKS[run.state]), ` ${run.state}`);
     }
     setText(this.sentence, stateSentence(run));
-    const headline = run.verdict || (run.kind === "grow" ? run.headline : "");
-    setText(this.headline, headline);
-    this.headline.hidden = !headline;
+    setText(this.headline, run.verdict);
+    this.headline.hidden = !run.verdict;
     this.resume.hidden = !run.resume;
     setText(this.command, run.resume);
     this.bar.hidden = run.progress === null;
@@ -71,11 +82,11 @@ class RunPage {
     this.report.hidden = !run.report;
     this.showFacts([
       ["kind", run.kind], ["task", run.task], ["policy", run.policy], ["seed", run.seed === null ? "" : String(run.seed)],
-      ["created (UTC)", run.created], ["training score", run.kind !== "train" || run.score === null ? "" : number(run.score)],
+      ["created (UTC)", run.created],
+      ["training score, newest round", run.kind !== "train" || run.score === null ? "" : number(run.score)],
       ["best training score", run.best_score === null ? "" : number(run.best_score)],
       ["members", setup ? number(setup.members) : ""], ["steps", setup ? number(setup.episode_length) : ""],
       ["device", setup ? setup.device : ""], ["executor", setup ? setup.executor : ""],
-      ["pick", run.verdict ? run.headline : ""],
     ]);
   }
 

@@ -32,7 +32,7 @@ export class RunData {
     if (message.setup && message.setup[0]) this.setup = message.setup[0];
     for (const name of SERIES) if (message[name]) this[name] = merged(this[name], message[name]);
     if (message.events) this.addEvents(message.events);
-    this.problems = message.problems || {};
+    if (message.problems) this.problems = message.problems;
   }
 
   addEvents(events) {

@@ -3,8 +3,8 @@
 import { Chosen } from "./chosen.js";
 import { Curves, curveSource } from "./curves.js";
 import { clear, el } from "./dom.js";
-import { emptyPlot, Figure } from "./figure.js";
-import { clock, number, words } from "./format.js";
+import { Figure } from "./figure.js";
+import { number, words } from "./format.js";
 import { Growth } from "./growth.js";
 import { ContenderFigure, PolicySizeFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
@@ -113,8 +113,7 @@ class CurveFigure {
   update(data) {
     const series = this.series(data);
     const problem = data.problems[this.source];
-    const isAwaited = this.source !== "learner" && !data[this.source].length;
-    this.node.hidden = !series.some((one) => one.x.length) && !isAwaited && !problem;
+    this.node.hidden = !series.some((one) => one.x.length) && !problem;
     this.figure.show(curveSource(this.curves, series), { problem });
   }
 }
@@ -129,7 +128,8 @@ class RoundFigure {
 
   update(data) {
     const newest = data.rounds.length ? data.rounds.at(-1).round : -1;
-    if (newest === this.newest) return;
+    this.node.hidden = newest < 0;
+    if (newest < 0 || newest === this.newest) return;
     this.newest = newest;
     this.part.moved(data.setup ? data.setup.slots : []);
   }
@@ -144,13 +144,10 @@ class PhaseFigure {
   update(data) {
     const last = data.speed.at(-1);
     const total = last ? last.phases.reduce((sum, [, seconds]) => sum + seconds, 0) : 0;
-    this.figure.show({ draw: (node) => draw(node), table: () => table() });
+    this.node.hidden = !total;
+    if (total) this.figure.show({ draw: (node) => draw(node), table: () => table() });
 
     function draw(node) {
-      if (!last || !total) {
-        emptyPlot(node, "Nothing recorded yet.");
-        return;
-      }
       clear(node).append(el("p", { class: "note" }, `round ${last.round + 1}, ${number(total, 3)} s`),
         el("ul", { class: "bars" }, ...last.phases.map(([name, seconds]) => el("li", {},
           el("span", { class: "bar-name" }, words(name)), el("meter", { max: total, value: seconds, "aria-hidden": "true" }),
@@ -160,7 +157,7 @@ class PhaseFigure {
     function table() {
       return {
         columns: [{ label: "phase" }, { label: "seconds", number: true }, { label: "share", number: true }],
-        rows: (last ? last.phases : []).map(([name, seconds]) => [
+        rows: last.phases.map(([name, seconds]) => [
           words(name), number(seconds, 3), `${Math.round((100 * seconds) / total)} %`]),
       };
     }
@@ -180,26 +177,6 @@ class AnomalyFigure {
   }
 }
 
-class EventFigure {
-  constructor() {
-    this.body = el("tbody", {});
-    this.box = el("div", { class: "table-box events", tabindex: "0", role: "region", "aria-label": "Last events" },
-      el("table", {}, el("thead", {}, el("tr", {}, ...["time (UTC)", "round", "what happened"]
-        .map((text) => el("th", { scope: "col" }, text)))), this.body));
-    this.note = el("p", { class: "note" });
-    this.node = el("section", { class: "figure wide", id: "events" }, el("h2", {}, "Last events"), this.note, this.box);
-  }
-
-  update(data) {
-    const problem = data.problems.events;
-    this.note.textContent = problem ? `Cannot be read: ${problem}` : "Newest first.";
-    this.note.className = problem ? "problem" : "note";
-    this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", { class: event.unusual ? "unusual" : null },
-      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round === null ? null : event.round + 1)),
-      el("th", { scope: "row" }, event.text))));
-  }
-}
-
 export function trainingFigures(id) {
   const curves = CURVES.map((row) => new CurveFigure(row));
   const judged = [new ContenderFigure("score", "Judged on fresh hosts: score"),
@@ -207,5 +184,5 @@ export function trainingFigures(id) {
   const chosen = new Chosen();
   const grown = [new RoundFigure(new Growth(id, chosen)), new RoundFigure(new LifeLines(id, chosen))];
   return [...curves.slice(0, 4), ...judged, ...grown, ...curves.slice(4), new PhaseFigure(),
-    new AnomalyFigure(), new EventFigure()];
+    new AnomalyFigure()];
 }
