@@ -6,6 +6,8 @@ from typing import Final
 
 REPORT_PAGE: Final = "report.html"
 """Report of any run, one self-contained page."""
+TAGS: Final = "tags.json"
+"""Tags that people gave any run (`tags.py`)."""
 SESSIONS: Final = "sessions.json"
 """Which process worked on a comparison or an audit when, and how it ended."""
 
@@ -15,6 +17,7 @@ RUN_SCHEMA: Final = 3
 """Version of `run.json` and the files beside it. Incremented by every change of them."""
 CONFIG: Final = "config.json"
 SESSION: Final = "session.json"
+RETENTION: Final = "retention.json"
 CHECKPOINTS: Final = "checkpoints"
 CHECKPOINT: Final = "checkpoint.json"
 """Manifest of a checkpoint."""

@@ -12,7 +12,7 @@ from textual.widgets import DataTable
 from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, UNKNOWN, amount, figure
 from esper.karn.views import RunSummary
 
-_COLUMNS = ("state", "kind", "done", "score", "run", "created (UTC)")
+_COLUMNS = ("state", "kind", "done", "score", "run", "tags", "created (UTC)")
 
 
 class RunsTable(DataTable[Text]):
@@ -54,5 +54,6 @@ def _row(run: RunSummary) -> tuple[Text, ...]:
         Text(f"{amount(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
         Text(figure(score), justify="right"),
         Text(run.name),
+        Text(", ".join(run.tags)),
         Text(run.created or UNKNOWN),
     )

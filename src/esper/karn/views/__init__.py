@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from esper.karn.views.contributions import read_contributions as read_contributions
     from esper.karn.views.curves import NetworkCurve as NetworkCurve
     from esper.karn.views.curves import read_curves as read_curves
+    from esper.karn.views.differences import Difference as Difference
+    from esper.karn.views.differences import read_differences as read_differences
     from esper.karn.views.events import EventCursor as EventCursor
     from esper.karn.views.events import EventLine as EventLine
     from esper.karn.views.events import last_events as last_events
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from esper.karn.views.seeds import SeedLife as SeedLife
     from esper.karn.views.seeds import StageSpan as StageSpan
     from esper.karn.views.seeds import read_seeds as read_seeds
+    from esper.karn.views.settings import RunSettings as RunSettings
+    from esper.karn.views.settings import read_settings as read_settings
     from esper.karn.views.setup import RunSetup as RunSetup
     from esper.karn.views.setup import read_setup as read_setup
     from esper.karn.views.steps import StepPoint as StepPoint
