@@ -44,11 +44,11 @@ class ComparePage {
     this.contenders = new IntervalPlot("score");
     this.summary = el("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": "Runs side by side" });
     this.summaryFigure = el("section", { class: "figure wide" }, el("h2", {}, "Side by side"), this.summary);
-    this.figures = [this.differences.node, this.summaryFigure, this.curveFigure.node, this.frontierFigure.node, this.contenderFigure.node, this.settings.node];
+    this.figures = [this.differences.node, this.summaryFigure, this.curveFigure.node, this.frontierFigure.node, this.settings.node, this.contenderFigure.node];
     main().append(el("h1", {}, "Compare runs"), this.status, this.cards,
       el("details", { open: ids.length < 2 }, el("summary", {}, "Choose runs"), this.find, this.picker),
       el("div", { class: "figures" }, ...this.figures));
-    onTheme(() => { this.cardKey = null; this.showCards(); });
+    onTheme(() => { this.cardKey = null; this.draw(); });
   }
 
   start() {
@@ -178,7 +178,7 @@ class ComparePage {
     this.settings.node.hidden = !isKnown;
     if (!isKnown) return;
     const { differences, settings } = this.found;
-    this.differences.show(ordered[0].data.run.name, ordered.slice(1).map((run) => ({ name: run.data.run.name, place: run.place, differences: differences[run.id] ?? [] })));
+    this.differences.show({ name: ordered[0].data.run.name, place: ordered[0].place }, ordered.slice(1).map((run) => ({ name: run.data.run.name, place: run.place, differences: differences[run.id] ?? [] })));
     this.settings.show(ordered.map((run) => ({ name: run.data.run.name, settings: settings[run.id] ?? {} })));
   }
 

@@ -1,11 +1,15 @@
-// Differences of runs to a baseline: a plot with 95 % intervals for each measure, and a table.
+// Differences of runs to a baseline: for each measure a table with its 95 % intervals drawn in it.
 
-import { IntervalPlot } from "./contenders.js";
-import { clear, el } from "./dom.js";
-import { fillTable } from "./figure.js";
+import { clear, el, setText, svg } from "./dom.js";
 import { interval, number, signed } from "./format.js";
+import { linear, linearTicks } from "./axes.js";
+import { seriesColour } from "./theme.js";
 
 const LEVEL = "no clear difference";
+const MARKS = { better: "▲", worse: "▼", equal: "=", [LEVEL]: "≈", "not known": "?" };
+const WIDTH = 260;
+const HEIGHT = 26;
+const PAD = 8;
 
 // A difference in a word: only an interval that leaves zero out says more than chance.
 export function outcome({ difference, higher_is_better: isHigher }) {
@@ -16,51 +20,26 @@ export function outcome({ difference, higher_is_better: isHigher }) {
   return (low > 0) === isHigher ? "better" : "worse";
 }
 
-const MARKS = { better: "▲", worse: "▼", equal: "=", [LEVEL]: "≈", "not known": "?" };
-
 export class Differences {
   constructor() {
-    this.plots = new Map();
     this.body = el("div", { class: "differences" });
     this.heading = el("h2", { id: "differences-title" }, "Differences to the baseline");
     this.note = el("p", { class: "note" });
     this.node = el("section", { class: "figure wide", id: "differences", "aria-labelledby": "differences-title" }, this.heading, this.note, this.body);
   }
 
-  // runs: [{name, place, differences}] without the baseline.
+  // runs: [{name, place, differences}] without the baseline, which is {name, place}.
   show(baseline, runs) {
-    const groups = grouped(runs);
-    const key = JSON.stringify([baseline, groups]);
+    const key = JSON.stringify([baseline, runs, seriesColour(0)]);
     if (key === this.key) return;
     this.key = key;
-    this.heading.textContent = `Differences to ${baseline}`;
+    setText(this.heading, `Differences to ${baseline.name}`);
     const none = runs.filter((run) => !run.differences.length).map((run) => run.name);
-    this.note.textContent = [
+    setText(this.note, [
       "Run minus baseline, with 95 % intervals. Paired: both had the same hosts, so that luck with a host cancels out.",
-      none.length ? `Nothing measured in both yet: ${none.join(", ")}.` : "",
-    ].join(" ");
-    const kept = new Map(groups.map((group) => [group.title, this.plots.get(group.title) ?? new Group(group.title)]));
-    this.plots = kept;
-    clear(this.body).append(...groups.map((group) => kept.get(group.title).node));
-    groups.forEach((group) => kept.get(group.title).show(group));
-  }
-}
-
-class Group {
-  constructor(title) {
-    this.plot = new IntervalPlot("difference to the baseline", { zero: true });
-    this.picture = el("div", { class: "plot" });
-    this.table = el("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": `${title}, table` });
-    this.node = el("section", { class: "difference" }, el("h3", {}, title), this.picture, this.table);
-  }
-
-  show({ title, rows }) {
-    const plotted = rows.map(({ name, place, one }) => ({ label: name, estimate: one.difference, n: one.n, place }));
-    this.plot.source(plotted, null).draw(this.picture);
-    fillTable(this.table, {
-      columns: [{ label: "run" }, { label: "baseline", number: true }, { label: "run", number: true }, { label: "difference", number: true }, { label: "" }, { label: "how" }],
-      rows: rows.map(({ name, one }) => [name, interval(one.theirs), interval(one.ours), change(one.difference), verdict(one), one.how]),
-    }, `${title}${rows[0].one.higher_is_better ? "" : "; lower is better"}`);
+      none.length ? `Nothing was measured in both yet: ${none.join(", ")}.` : "",
+    ].join(" "));
+    clear(this.body).append(...grouped(runs).map((group) => measureTable(group, baseline)));
   }
 }
 
@@ -76,10 +55,56 @@ function grouped(runs) {
   return [...groups.values()];
 }
 
+function measureTable({ title, rows }, baseline) {
+  const first = rows[0].one;
+  const ends = rows.flatMap(({ one: { difference: { value, low, high } } }) => [value, low, high]).filter((end) => end !== null);
+  const range = [Math.min(0, ...ends), Math.max(0, ...ends)];
+  const scale = linear(range[0] === range[1] ? [-1, 1] : range, [PAD, WIDTH - PAD]);
+  const columns = ["run", first.measure, "difference", "", "", "how"];
+  const head = el("tr", {}, ...columns.map((label, i) => (label ? el("th", { scope: "col" }, label) : el("td", {}, i === 3 ? axis(scale, range) : null))));
+  const told = first.higher_is_better ? title : `${title} (lower is better)`;
+  return el("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": told },
+    el("table", { class: "difference" }, el("caption", {}, told), el("thead", {}, head), el("tbody", {},
+      el("tr", {}, nameCell(baseline), el("td", { "data-label": first.measure }, interval(first.theirs)), el("td", { colspan: 4, class: "note" }, "baseline")),
+      ...rows.map(({ name, place, one }) => el("tr", {}, nameCell({ name, place }),
+        el("td", { "data-label": one.measure }, interval(one.ours)), el("td", { "data-label": "difference" }, change(one.difference)),
+        el("td", { class: "drawn" }, drawn(one.difference, scale, place)), el("td", {}, verdict(one)), el("td", { class: "how" }, one.how))))));
+}
+
+function nameCell({ name, place }) {
+  const dot = svg("svg", { width: 12, height: 12, "aria-hidden": "true" }, svg("circle", { cx: 6, cy: 6, r: 5, fill: seriesColour(place) }));
+  return el("th", { scope: "row" }, el("span", { class: "series-name" }, dot, name));
+}
+
+function axis(scale, [from, to]) {
+  const ticks = linearTicks(from, to, 3).filter((tick) => scale(tick) > 20 && scale(tick) < WIDTH - 20);
+  return svg("svg", { width: WIDTH, height: 16, "aria-hidden": "true" },
+    ...[...new Set([0, ...ticks])].filter((tick, i) => i === 0 || Math.abs(scale(tick) - scale(0)) > 44)
+      .map((tick) => svg("text", { x: Math.min(WIDTH - 16, Math.max(16, scale(tick))), y: 12, "text-anchor": "middle" }, minus(number(tick, 3)))));
+}
+
+function drawn({ value, low, high }, scale, place) {
+  const y = HEIGHT / 2;
+  const picture = svg("svg", { width: WIDTH, height: HEIGHT, "aria-hidden": "true" },
+    svg("line", { class: "reference", x1: scale(0), x2: scale(0), y1: 0, y2: HEIGHT }));
+  if (value === null) return picture;
+  const ink = seriesColour(place);
+  if (low !== null && high !== null) {
+    picture.append(svg("line", { x1: scale(low), x2: scale(high), y1: y, y2: y, stroke: ink, "stroke-width": 2.5 }));
+    for (const end of [low, high]) picture.append(svg("line", { x1: scale(end), x2: scale(end), y1: y - 4, y2: y + 4, stroke: ink, "stroke-width": 2 }));
+  }
+  picture.append(svg("circle", { cx: scale(value), cy: y, r: 5, fill: ink }));
+  return picture;
+}
+
 function change({ value, low, high }) {
   if (value === null) return "-";
   const range = low === null || high === null ? "" : ` [${number(low, 3)}, ${number(high, 3)}]`;
-  return `${signed(value)}${range}`;
+  return minus(`${signed(value)}${range}`);
+}
+
+function minus(text) {
+  return text.replaceAll("-", "−");
 }
 
 function verdict(one) {

@@ -176,7 +176,7 @@ class List {
     const hidden = ids.filter((id) => this.rows.has(id) && !this.state.wants(this.rows.get(id).run)).length;
     const others = hidden ? `, ${hidden} of them hidden by the filter` : "";
     const limit = ids.length > MAX_COMPARED ? `; at most ${MAX_COMPARED} can be compared` : "";
-    setText(this.chosen, ids.length ? `${ids.length} selected${others}${limit}` : "Select two or more runs to compare");
+    setText(this.chosen, ids.length ? `${ids.length} selected${others}${limit}` : "Select two runs or more to compare them");
     this.clear.hidden = !ids.length;
     setText(this.compare, ids.length ? `Compare ${ids.length} selected` : "Compare");
     if (ids.length >= 2 && ids.length <= MAX_COMPARED) {
