@@ -39,6 +39,10 @@ GROW_SCHEMA: Final = 2
 """Version of `grow.json` and the files beside it, as all of these."""
 SEARCH: Final = "search.json"
 RESULT: Final = "result.json"
+TEST_SAMPLES: Final = "test_samples.npy"
+"""Metric of each test sample, of the pick and of the model as given: float32 `[2, N]`."""
+MAX_TEST_SAMPLES: Final = 200_000
+"""Of more test samples no single values are kept: the file has 1.6 MB then."""
 GROWN_NETWORKS: Final = "networks"
 
 # ---- esper compare -----------------------------------------------------------------------------

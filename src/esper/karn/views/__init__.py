@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from esper.karn.views.curves import NetworkCurve as NetworkCurve
     from esper.karn.views.curves import read_curves as read_curves
     from esper.karn.views.differences import Difference as Difference
-    from esper.karn.views.differences import read_differences as read_differences
+    from esper.karn.views.differences import compare_with_baseline as compare_with_baseline
     from esper.karn.views.events import EventCursor as EventCursor
     from esper.karn.views.events import EventLine as EventLine
     from esper.karn.views.events import last_events as last_events

@@ -15,12 +15,13 @@ from typing import Final
 import numpy as np
 
 from esper.karn.views.contenders import by_group, hosts_share_draws, read_contenders
-from esper.karn.views.damage import reader
+from esper.karn.views.damage import naming_damage, reader
 from esper.karn.views.documents import Entries, entries, numbers, read_entries, real, text, whole
 from esper.karn.views.kinds import RunKind
 from esper.karn.views.rounds import read_member_scores
 from esper.karn.views.search_table import read_search
 from esper.karn.views.summary import RunSummary, run_summary
+from esper.leyline.errors import EsperError
 from esper.leyline.statistics import (
     Estimate,
     independent_difference,
@@ -49,7 +50,7 @@ class Difference:
     """Pairs; of unpaired runs the values of the run, 0 where only their mean is recorded."""
     is_paired: bool
     how: str
-    """`paired: 6 hosts of the same seeds`, `unpaired: other seeds`."""
+    """`paired: the same 6 hosts`, `unpaired: other seeds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,13 @@ class _Scores:
     estimate: Estimate = _UNKNOWN
     higher_is_better: bool = True
 
+    @property
+    def pool_name(self) -> str:
+        """The pool in short: a digest is cut."""
+        return self.pool if self.pool.startswith("task") else f"data {self.pool[:8]}"
 
-def read_differences(run: Path, baseline: Path) -> tuple[Difference, ...]:
+
+def compare_with_baseline(run: Path, baseline: Path) -> tuple[Difference, ...]:
     """Everything that both runs measured; empty if there is nothing yet."""
     ours, theirs = run_summary(run), run_summary(baseline)
     at = int(min(ours.done, theirs.done)) - 1  # the last round that both have
@@ -82,19 +88,15 @@ def read_differences(run: Path, baseline: Path) -> tuple[Difference, ...]:
 
 
 def _difference(ours: _Scores, theirs: _Scores) -> Difference:
-    common = [key for key in ours.keys if key in set(theirs.keys)]
+    known = set(theirs.keys)
+    common = [key for key in ours.keys if key in known]
     is_paired = ours.pool == theirs.pool and len(common) > 1
     if is_paired:
         n, found = len(common), student_estimate(_at(ours, common) - _at(theirs, common))
-        how = f"paired: {n} {ours.unit} of the same seeds"
+        how = f"paired: the same {n:,} {ours.unit}"
     else:
         n, how = len(ours.values), f"unpaired: {_why_unpaired(ours, theirs)}"
-        known = len(ours.values) and len(theirs.values)
-        found = (
-            unpaired_difference(np.array(ours.values), np.array(theirs.values))
-            if known
-            else independent_difference(ours.estimate, theirs.estimate)
-        )
+        found = _unpaired(ours, theirs)
     return Difference(
         label=ours.label,
         measure=ours.measure,
@@ -108,11 +110,15 @@ def _difference(ours: _Scores, theirs: _Scores) -> Difference:
     )
 
 
+def _unpaired(ours: _Scores, theirs: _Scores) -> Estimate:
+    if ours.values and theirs.values:
+        return unpaired_difference(np.array(ours.values), np.array(theirs.values))
+    return independent_difference(ours.estimate, theirs.estimate)
+
+
 def _why_unpaired(ours: _Scores, theirs: _Scores) -> str:
     if ours.pool != theirs.pool:
-        return (
-            f"{ours.pool} against {theirs.pool}" if ours.values else "other data or another split"
-        )
+        return f"{ours.pool_name} against {theirs.pool_name}"
     if not (ours.values and theirs.values):
         return f"values of single {ours.unit} are not recorded"
     return "other seeds" if min(len(ours.values), len(theirs.values)) > 1 else "one value alone"
@@ -173,20 +179,38 @@ def _judged(run: Path, pool: str) -> list[_Scores]:
 def _grown(run: Path, summary: RunSummary, at: int) -> list[_Scores]:
     """The pick and the model as it was given, on test."""
     search = read_search(run)
-    networks = {"pick": search.pick, "your model": entries(search.result, "host")}
-    measure = f"test {text(search.info, 'metric')}"
+    networks = (search.pick, entries(search.result, "host"))
+    measure, samples = f"test {text(search.info, 'metric')}", _test_samples(run)
     return [
         _Scores(
             label,
             measure,
             pool=text(search.info, "fingerprint"),
             unit="test samples",
+            keys=tuple(map(str, range(len(values)))),
+            values=values,
             estimate=_normal(one),
             higher_is_better=search.sign > 0,
         )
-        for label, one in networks.items()
+        for label, one, values in zip(("pick", "your model"), networks, samples, strict=True)
         if math.isfinite(real(one, "test_score"))
     ]
+
+
+def _test_samples(run: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Metric of each test sample, of the pick and the model as given; empty if not recorded."""
+    path = run / f.TEST_SAMPLES
+    if not path.exists():
+        return (), ()
+    with naming_damage(path):
+        # A map cannot be larger than its file, whatever the head of the file says.
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        if found.dtype != np.float32 or found.ndim != 2 or len(found) != 2:
+            raise EsperError(f"{path} is damaged: {found.dtype} {found.shape}, not float32 [2, N]")
+        if found.shape[1] > f.MAX_TEST_SAMPLES:
+            raise EsperError(f"{path} is damaged: more than {f.MAX_TEST_SAMPLES:,} samples")
+        pick, host = found.tolist()
+        return tuple(pick), tuple(host)
 
 
 def _normal(network: Entries) -> Estimate:

@@ -48,4 +48,4 @@ def compare_runs(folder: RunsFolder, ids: Sequence[str], baseline: str) -> dict[
 
 
 def _differences(run: Path, baseline: Path) -> Json:
-    return to_plain(views.read_differences(run, baseline))
+    return to_plain(views.compare_with_baseline(run, baseline))

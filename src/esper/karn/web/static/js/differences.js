@@ -80,7 +80,7 @@ function axis(scale, [from, to]) {
   const ticks = linearTicks(from, to, 3).filter((tick) => scale(tick) > 20 && scale(tick) < WIDTH - 20);
   return svg("svg", { width: WIDTH, height: 16, "aria-hidden": "true" },
     ...[...new Set([0, ...ticks])].filter((tick, i) => i === 0 || Math.abs(scale(tick) - scale(0)) > 44)
-      .map((tick) => svg("text", { x: Math.min(WIDTH - 16, Math.max(16, scale(tick))), y: 12, "text-anchor": "middle" }, minus(number(tick, 3)))));
+      .map((tick) => svg("text", { x: Math.min(WIDTH - 16, Math.max(16, scale(tick))), y: 12, "text-anchor": "middle" }, number(tick, 3))));
 }
 
 function drawn({ value, low, high }, scale, place) {
@@ -100,11 +100,7 @@ function drawn({ value, low, high }, scale, place) {
 function change({ value, low, high }) {
   if (value === null) return "-";
   const range = low === null || high === null ? "" : ` [${number(low, 3)}, ${number(high, 3)}]`;
-  return minus(`${signed(value)}${range}`);
-}
-
-function minus(text) {
-  return text.replaceAll("-", "−");
+  return `${signed(value)}${range}`;
 }
 
 function verdict(one) {
