@@ -204,7 +204,7 @@ def _test_samples(run: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return (), ()
     with naming_damage(path):
         # A map cannot be larger than its file, whatever the head of the file says.
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = np.lib.format.open_memmap(path, mode="r")
         if found.dtype != np.float32 or found.ndim != 2 or len(found) != 2:
             raise EsperError(f"{path} is damaged: {found.dtype} {found.shape}, not float32 [2, N]")
         if found.shape[1] > f.MAX_TEST_SAMPLES:
