@@ -12,7 +12,7 @@ from textual.widgets import DataTable
 from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, UNKNOWN, amount, figure
 from esper.karn.views import RunSummary
 
-_COLUMNS = ("state", "kind", "done", "result", "run", "created (UTC)")
+_COLUMNS = ("state", "kind", "done", "result", "run", "tags", "created (UTC)")
 
 
 class RunsTable(DataTable[Text]):
@@ -53,6 +53,7 @@ def _row(run: RunSummary) -> tuple[Text, ...]:
         Text(f"{amount(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
         _result(run),
         Text(run.name),
+        Text(", ".join(run.tags)),
         Text(run.created or UNKNOWN),
     )
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from esper.karn.views.contributions import read_contributions as read_contributions
     from esper.karn.views.curves import NetworkCurve as NetworkCurve
     from esper.karn.views.curves import read_curves as read_curves
+    from esper.karn.views.differences import Difference as Difference
+    from esper.karn.views.differences import compare_with_baseline as compare_with_baseline
     from esper.karn.views.events import EventCursor as EventCursor
     from esper.karn.views.events import EventLine as EventLine
     from esper.karn.views.events import last_events as last_events
@@ -61,6 +63,8 @@ if TYPE_CHECKING:
     from esper.karn.views.sentences import Sentence as Sentence
     from esper.karn.views.sentences import recent_sentences as recent_sentences
     from esper.karn.views.sentences import sentences_of as sentences_of
+    from esper.karn.views.settings import RunSettings as RunSettings
+    from esper.karn.views.settings import read_settings as read_settings
     from esper.karn.views.setup import RunSetup as RunSetup
     from esper.karn.views.setup import read_setup as read_setup
     from esper.karn.views.steps import StepPoint as StepPoint

@@ -14,10 +14,10 @@ from esper.karn.views.summary import RunState, RunSummary, run_summary
 from esper.storage import run_files as f
 
 _WATCHED = {
-    RunKind.TRAIN: (f.RUN,),
-    RunKind.GROW: (f.GROW, f.SEARCH, f.RESULT, f.SESSIONS),
-    RunKind.COMPARE: (f.POLICIES, f.COMPARISON, f.SESSIONS),
-    RunKind.AUDIT: (f.AUDIT, f.RECORDS, f.CONTENDERS, f.SESSIONS),
+    RunKind.TRAIN: (f.RUN, f.TAGS),
+    RunKind.GROW: (f.GROW, f.SEARCH, f.RESULT, f.SESSIONS, f.TAGS),
+    RunKind.COMPARE: (f.POLICIES, f.COMPARISON, f.SESSIONS, f.TAGS),
+    RunKind.AUDIT: (f.AUDIT, f.RECORDS, f.CONTENDERS, f.SESSIONS, f.TAGS),
 }
 """Files and folders that change when there is something new."""
 

@@ -52,7 +52,7 @@ const LAST_WORK = {
 export function stateSentence(run) {
   switch (run.state) {
     case "running": return run.progress === 1 ? LAST_WORK[run.kind] : "Running; the page follows it.";
-    case "finished": return "Finished.";
+    case "finished": return run.problem ? `Finished. Cannot be read: ${run.problem}` : "Finished.";
     case "interrupted":
       return "Stopped by a signal, with everything saved; it can be resumed.";
     case "failed": return `Ended by an error: ${run.problem}`;
