@@ -199,7 +199,9 @@ def test_four_hundred_runs_stay_in_their_box(tmp_path):
             parent=n - 50 if n >= 50 else None)
         for n in range(400)
     )  # fmt: skip
-    search_folder(tmp_path / "runs" / "grown", rows, has_result=False)
+    run = search_folder(tmp_path / "runs" / "grown", rows, has_result=False)
+    write(run / "grow.json", INFO | {"fingerprint": 64 * "4"})
+    (run / "report.html").write_text(report_page(run))
     inside = "node => [node.clientHeight, node.scrollHeight, node.scrollTop]"
     with server(tmp_path / "runs") as (address, _), browser(400) as page:
         page.goto(f"{address}runs/grown")
@@ -211,6 +213,9 @@ def test_four_hundred_runs_stay_in_their_box(tmp_path):
         assert box.evaluate(inside)[2] > top
         page_width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(page_width) == 0
+        page.goto(f"{address}runs/grown/report")
+        assert page.locator("section.tall svg").count() == 1
+        assert page.evaluate(page_width) == 0, "nor does the report"
 
 
 def test_a_link_to_the_list_shows_the_same_list(tmp_path):

@@ -22,6 +22,7 @@ from esper.storage.run_files import REPORT_PAGE
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 """Browsers then load nothing for the page, and run no script in it."""
 MORE_STYLE: Final = """
+.esper-grow p { overflow-wrap: anywhere; }
 .esper-grow .band { opacity: .22; stroke: none; }
 .esper-grow .bar { opacity: .55; stroke-width: 1.5; }
 .esper-grow .life { stroke: var(--muted); stroke-width: .6; }

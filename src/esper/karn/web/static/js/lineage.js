@@ -204,7 +204,7 @@ function refit(place, { columns }) {
 
 function runShape(run, x, y) {
   if (run.state === "diverged") return svg("path", { d: `M${x - 4} ${y - 4}l8 8m0 -8l-8 8`, class: "cross" });
-  const kind = [run.shade < 0 ? "run unknown" : `run shade-${run.shade}`, run.on_frontier && "front", run.is_pick && "pick", run.is_host && "host",
+  const kind = [run.shade < 0 ? "run unknown" : `run shade-${run.shade}`, run.on_frontier && "is-best", run.is_pick && "is-pick", run.is_host && "is-model",
     run.state === "under way" && "under-way", run.state === "cut" && "stopped"].filter(Boolean).join(" ");
   return shape(run, x, y, { class: kind }, run.shade < 0 ? 4 : MARK);
 }
