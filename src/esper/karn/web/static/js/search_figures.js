@@ -71,7 +71,7 @@ class SearchView {
     this.curves = new NetworkCurveFigure("grow", selection);
     this.node = el("div", { class: "search" },
       el("div", { class: "search-plots" }, el("div", { class: "pair" }, ...scores.map((part) => part.node)), this.parts.at(-1).node),
-      this.card.node, this.card.detail);
+      el("div", { class: "card-side" }, this.card.node), this.card.detail);
   }
 
   update(data) {
