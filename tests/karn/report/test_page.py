@@ -129,6 +129,7 @@ def test_the_best_member_is_drawn_with_its_intervals_and_told_in_sentences(run, 
     (part,) = [one for one in text.split("<section>") if f"How member {growth.member} grew" in one]
     for one in growth.told:
         assert one.what in unescape(part)
+    assert part.count("<tr") == 1 + len(growth.told)
     seed = replace(views.seed_growth(views.read_seeds(run, 0, 2), ())[0], slot=growth.slots[0])
     sure = tuple(views.Measurement(at, 0.05, 0.01) for at in (1, 2))
     drawn = growth_picture(replace(growth, seeds=(replace(seed, measured=sure),)))
