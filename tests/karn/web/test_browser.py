@@ -194,7 +194,9 @@ def test_a_link_to_the_list_shows_the_same_list(tmp_path):
         page.go_back()
         page.locator("td.setting", has_text="8").wait_for()
         assert page.evaluate(look) == before
-        page.goto(f"{address}?col=setting:__proto__&col=nothing&sort=constructor&kind=x&run=..%2Fup")
+        page.goto(
+            f"{address}?col=setting:__proto__&col=nothing&sort=constructor&kind=x&run=..%2Fup"
+        )
         page.locator("tbody tr").nth(3).wait_for()
     assert messages == []
 
