@@ -104,10 +104,10 @@ def _of_pick(search: SearchTable, metric: str, pick: Entries) -> Headline:
         ends = f"95 % {more.low:+.4f} to {more.high:+.4f}" if _has_ends(more) else ""
         facts.append(Fact("gain over your model", f"{more.value:+.4f}", ends))
     theirs = real(host, "params")
+    facts.append(Fact("your model", number(real(host, "test_score")), f"{theirs:,.0f} parameters"))
     facts.append(
-        Fact("your model", number(real(host, "test_score")), f"{theirs:,.0f} parameters")
+        Fact("parameters", f"{params:,.0f}", f"{params / max(1.0, theirs):.2f} times yours")
     )
-    facts.append(Fact("parameters", f"{params:,.0f}", f"{params / max(1.0, theirs):.2f} times yours"))
     return Headline(said, Basis.TEST, score, more if known else None, tuple(facts))
 
 

@@ -14,6 +14,7 @@ export class LogFigure {
   }
 
   update(data) {
+    this.node.hidden = !data.events.length;
     this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", {},
       el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round === null ? null : event.round + 1)),
       el("td", { class: "num" }, number(event.step)), el("th", { scope: "row" }, words(event.type)), el("td", {}, event.text))));
