@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import pty
@@ -194,3 +195,23 @@ def test_the_bar_fits_the_terminal(columns):
     assert len(line) <= columns
     assert line.startswith("training ")
     assert ("━" in line) == (columns >= 60)
+
+
+def test_what_is_under_way_is_recorded_without_a_display_and_removed_at_the_end(
+    tmp_path, monkeypatch
+):
+    from esper.storage import live as live_record
+
+    contents: list[dict[str, Any]] = []
+    monkeypatch.setattr(live_record, "WRITE_SECONDS", 0.02)
+    monkeypatch.setattr(
+        live_record, "replace_file", lambda path, content: contents.append(json.loads(content))
+    )
+    result = grow(tmp_path, verbose=False)
+    assert contents[0]["session"]
+    assert "training" in {one["doing"] for one in contents}
+    shares = [one["share"] for one in contents if one["total"]]
+    assert shares
+    assert shares == sorted(shares)
+    assert 0.0 <= shares[0] <= shares[-1] <= 1.0
+    assert not list(result.folder.glob("*live*"))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import time
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 from esper.karn.report.page import page as report_page
 from esper.karn.web.places import id_of
 from esper.storage.folder_lock import FolderLock
+from esper.storage.live import LiveFile, LiveRecord
 from esper.storage.run_files import TEST_SAMPLES
 from esper.storage.tags import change_tags
 from search_folder import INFO, RESULT, ROWS, row, search_folder, write
@@ -131,6 +135,39 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         assert "test accuracy\n0.85" in result.inner_text()
         assert networks.count() == 2
         assert "search.json" in page.locator("#lineage .problem").inner_text()
+    assert messages == []
+
+
+def test_what_is_under_way_moves_before_anything_is_recorded(tmp_path, runs):
+    from playwright.sync_api import expect
+
+    messages: list[str] = []
+    search = search_folder(tmp_path / "runs" / "grown", ROWS[5:], has_result=False)
+    training = shutil.copytree(runs / "ppo", tmp_path / "runs" / "ppo")
+    now = {
+        search: LiveRecord("training", share=0.06, running=1, total=1),
+        training: LiveRecord("training", round=2, step=7, steps=24, stages=(("BLENDING", 3),)),
+    }
+    with contextlib.ExitStack() as held:
+        for run in now:
+            held.callback(FolderLock(run).release)
+            held.enter_context(LiveFile(run, partial(now.__getitem__, run)))
+        address, _ = held.enter_context(server(tmp_path / "runs"))
+        page = held.enter_context(browser(messages=messages))
+        page.goto(f"{address}runs/grown")
+        page.get_by_text("0 of 1 runs done, 1 under way").wait_for()
+        assert page.title() == "6 % grown - Esper"
+        assert "The first network is being trained" in page.locator(".nothing-yet").inner_text()
+        assert not page.locator("#frontier").is_visible(), "no empty plots"
+        now[search] = replace(now[search], share=0.5)
+        expect(page).to_have_title("50 % grown - Esper")
+        assert page.locator(".run-progress progress").evaluate("bar => bar.value") == 0.5
+
+        page.goto(f"{address}runs/ppo")
+        page.get_by_text("step 7 of 24 of round 3").wait_for()
+        assert page.locator(".stage-counts").inner_text().strip() == "3 blending"
+        page.goto(address)
+        page.get_by_text("step 7 of 24 of round 3").wait_for()
     assert messages == []
 
 
