@@ -13,7 +13,8 @@ from rich.text import Text
 
 from esper.karn.stages import stage_name
 from esper.leyline.stages import SeedStage
-from esper.plotting.durations import format_duration
+from esper.plotting.durations import duration
+from esper.plotting.numbers import UNKNOWN
 
 PLAIN_LINES: Final = 10
 """Lines per run without a terminal."""
@@ -43,8 +44,8 @@ class Pace:
     def left(self, done: int) -> str:
         """Return the remaining time at the speed so far."""
         if not self.steps_per_second > 0:
-            return "-:--"
-        return format_duration(max(0, self.total - done) / self.steps_per_second)
+            return UNKNOWN
+        return duration(max(0, self.total - done) / self.steps_per_second)
 
 
 def format_speed(member_steps_per_second: float, left: str) -> str:

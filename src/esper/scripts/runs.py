@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from esper.leyline.codec import Json
-from esper.plotting.durations import format_duration
+from esper.plotting.durations import duration
 from esper.plotting.numbers import number
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.output import say
@@ -128,7 +128,7 @@ def _grow_row(run: RunSummary) -> list[str]:
         run.name,
         run.state.value,
         *map(number, (run.score, run.host_score)),
-        number(run.params, ",d"),
+        number(run.params),
         _time(run),
         _created(run),
     ]
@@ -144,7 +144,7 @@ def _time(run: RunSummary) -> str:
     """How long it ran; while it runs, also the share that is done."""
     from esper.karn.views import RunState
 
-    time = "-" if run.seconds is None else format_duration(run.seconds)
+    time = duration(run.seconds)
     if run.state is RunState.RUNNING and run.progress is not None:
         return f"{time} ({run.progress:.0%})"
     return time

@@ -12,7 +12,7 @@ from esper.karn.report.sections import SECTIONS, note_section
 from esper.karn.views import RunKind, RunState, RunSummary
 from esper.karn.views.damage import reader
 from esper.leyline.errors import EsperError
-from esper.plotting.durations import duration_text, format_duration
+from esper.plotting.durations import duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.plotting.numbers import interval, number
 from esper.storage.atomic import require_writable, save_file
@@ -67,13 +67,13 @@ def _section(title: str, parts: Sequence[Markup]) -> Markup:
 
 def _opening(found: RunSummary) -> Markup:
     timed = found.unit == "minutes"
-    amount = (lambda value: format_duration(60 * value)) if timed else "{:.4g}".format
+    amount = (lambda value: duration(60 * value)) if timed else number
     total = "" if found.total is None else f"of {amount(found.total)}"
     facts = [
         ("state", found.state.value, found.problem),
         (found.unit or "progress", amount(found.done), total),
         (_score_name(found), number(found.score), _beside(found)),
-        ("time", duration_text(found.seconds), f"started {found.created} UTC"),
+        ("time", duration(found.seconds), f"started {found.created} UTC"),
     ]
     cards = [
         tag("li", title, tag("strong", value), tag("span", beside, class_="muted"))
@@ -119,7 +119,7 @@ def _training_verdict(found: RunSummary) -> str:
     return (
         f"{found.policy} on {found.task}: score {interval(last.score)} in round "
         f"{last.round + 1} of {found.total or len(rounds):g}, accuracy "
-        f"{interval(last.accuracy, '.3f')}, {last.added_params:,.0f} parameters added"
+        f"{interval(last.accuracy)}, {last.added_params:,.0f} parameters added"
     )
 
 

@@ -9,12 +9,12 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from esper.karn.tui.formats import figure
 from esper.karn.tui.panel import Panel, hint
 from esper.karn.tui.policy_health import WARNING_STYLE
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import EventLine
 from esper.leyline.codec import Json
+from esper.plotting.numbers import fixed
 
 _UNUSUAL: Final = ("ANOMALY_DETECTED", "GOVERNOR_PANIC", "GOVERNOR_ROLLBACK")
 _SHOWN_ELSEWHERE: Final = frozenset(
@@ -92,6 +92,4 @@ def _restarts(payload: Mapping[str, Json]) -> list[str]:
 
 
 def _word(value: Json) -> str:
-    return (
-        figure(value) if isinstance(value, float) else "" if value is None else str(value).lower()
-    )
+    return fixed(value) if isinstance(value, float) else "" if value is None else str(value).lower()

@@ -9,8 +9,9 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable
 
-from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, UNKNOWN, amount, figure
+from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES
 from esper.karn.views import RunSummary
+from esper.plotting.numbers import UNKNOWN, fixed, number
 
 _COLUMNS = ("state", "kind", "done", "score", "run", "created (UTC)")
 
@@ -46,13 +47,13 @@ class RunsTable(DataTable[Text]):
 
 
 def _row(run: RunSummary) -> tuple[Text, ...]:
-    of = f"/{amount(run.total)}" if run.total else ""
+    of = f"/{number(run.total)}" if run.total else ""
     score = run.score if run.score is not None else run.best_score
     return (
         Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state]),
         Text(run.kind.value),
-        Text(f"{amount(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
-        Text(figure(score), justify="right"),
+        Text(f"{number(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
+        Text(fixed(score), justify="right"),
         Text(run.name),
         Text(run.created or UNKNOWN),
     )
