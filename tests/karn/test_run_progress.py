@@ -165,7 +165,7 @@ def test_speed_leaves_out_the_first_step_and_time_left_follows_from_it():
     for t in range(1, 6):
         screen.tell(step_done(0, t), seconds=2)
     first, *_, last = screen.progress
-    assert first.startswith("round 1/1, step 1/10 (- member-steps/s, -:-- left): ")
+    assert first.startswith("round 1/1, step 1/10 (- member-steps/s, - left): ")
     # 4 members in 2 seconds a step; 4 steps to go
     assert last.startswith("round 1/1, step 6/10 (2.0 member-steps/s, 8 s left): ")
 
@@ -346,7 +346,7 @@ def test_without_the_start_rounds_are_shown():
     for r in range(2):
         screen.tell(step_done(r, 0), round_done(r, 3), seconds=10)
     assert screen.progress == [
-        "round 1/3 (12.5 member-steps/s, -:-- left): accuracy 62.5 %, score 0.500, best 0.750; "
+        "round 1/3 (12.5 member-steps/s, - left): accuracy 62.5 %, score 0.500, best 0.750; "
         "seeds: none",
         "round 2/3 (12.5 member-steps/s, 10 s left): accuracy 62.5 %, score 0.500, best 0.750; "
         "seeds: none",
