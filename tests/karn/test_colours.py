@@ -1,4 +1,4 @@
-"""Colours are seen on light and dark ground, by the colour-blind, and are one set in every medium."""
+"""Colours are seen on light and dark ground and by every eye, and are one set in every medium."""
 
 from __future__ import annotations
 

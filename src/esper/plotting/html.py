@@ -137,7 +137,6 @@ STYLE: Final = """
 .esper-grow .done { stroke: var(--muted); fill: var(--muted); }
 .esper-grow .path { fill: none; }
 .esper-grow .empty { stroke: var(--muted); fill: var(--page); }
-.esper-grow .life { stroke: var(--muted); stroke-width: .7; }
 .esper-grow .seed { stroke: var(--pick); fill: var(--mark); }
 @media print { .esper-grow details { display: block; } }
 """
