@@ -21,6 +21,7 @@ from esper.karn.report.sections import MAX_ROWS, thinned
 from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.line_plot import Series, line_plot, score_scale
+from esper.plotting.numbers import interval
 from esper.scripts import report, show
 from esper.storage.sealed_json import read_document, seal
 
@@ -71,7 +72,7 @@ def test_every_plot_is_also_a_table(text):
 
 def test_it_says_what_the_views_say(run, text):
     last = views.read_rounds(run)[-1]
-    assert f"{last.score.value:.4f} ({last.score.low:.4f} to {last.score.high:.4f})" in text
+    assert interval(last.score) in text
     for life in views.read_seeds(run):
         assert life.blueprint in text
     assert "Life lines of seeds" in text
