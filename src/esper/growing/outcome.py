@@ -93,15 +93,22 @@ def make_result(
     record = replace(record, verdict=verdict(facts), gain=gain)
     printer.phase("writing the networks")
     scripts = Scripts(problem, info, search.networks, rows)
-    writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
-    pick_N, host_N = measured[best].sample_N, measured[host_number].sample_N
-    if pick_N is not None and host_N is not None and len(pick_N) <= MAX_TEST_SAMPLES:
-        writes.append(lambda: folder.save_test_samples(pick_N, host_N))
+    writes: list[Callable[[], object]] = [
+        lambda: folder.write(RESULT, record),
+        lambda: _save_test_samples(folder, measured[best], measured[host_number]),
+    ]
     if files:
         writes.append(lambda: _store_all(models, problem.data, folder, printer.say))
         writes.append(lambda: keep_script(folder.path, best, lambda: scripts.of(records[best])))
     _write_all(writes, folder, printer)
     return _with_networks(record, info, folder, models, scripts)
+
+
+def _save_test_samples(folder: GrowFolder, pick: Measured, host: Measured) -> None:
+    """The metric of each test sample of the pick and of the user's model, if it has one."""
+    pick_N, host_N = pick.sample_N, host.sample_N
+    if pick_N is not None and host_N is not None and len(pick_N) <= MAX_TEST_SAMPLES:
+        folder.save_test_samples(pick_N, host_N)
 
 
 def _records(

@@ -90,7 +90,7 @@ def test_slots_fill_along_the_slider_as_the_records_say(runs):
         first = growth.told[0].step
         assert shown_step(page) == (0 if first is None else first + 1)
         page.locator("#story .life").first.focus()
-        assert growth.seeds[0].blueprint in page.locator("#story .readout").inner_text()
+        assert growth.seeds[0].blueprint in page.locator("#story .seed-readout").inner_text()
     assert messages == []
 
 

@@ -85,7 +85,6 @@ def train_ppo_vectorized(
     (1, 4)
     """
     from esper.device.selection import parse_device
-    from esper.simic.telemetry.live import LiveProgress
     from esper.simic.telemetry.run_telemetry import run_telemetry
     from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
@@ -99,15 +98,26 @@ def train_ppo_vectorized(
         tally = None if session is None else session.tally
         device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
         feed = RoundFeed(config, on_round, track, folder)
-        live = LiveProgress(config.rounds, "updating the controller")
-        shown = contextlib.nullcontext() if folder is None else live.written_to(folder.path)
         telemetered = run_telemetry(sinks, level, spec, device, config.rounds, tally)
-        with shown, feed, telemetered as events:
+        with _live_record(folder, config.rounds) as live, feed, telemetered as events:
             saves, stops = ((), ()) if session is None else (session.hooks, (session.interrupts,))
-            hooks, ears = [*saves, *hooks, feed, *stops], [*listeners, *events.listeners, *stops]
-            ears += [] if folder is None else [live]
+            ears = [*listeners, *events.listeners, *stops, *live]
+            hooks = [*saves, *hooks, feed, *stops]
             trainer = make_trainer(config, reward, ears, hooks, spec, data, world)
             return _train(trainer, session, events, feed, on_begin)
+
+
+@contextlib.contextmanager
+def _live_record(folder: RunFolder | None, rounds: int) -> Iterator[list[EngineListener]]:
+    """Keep the live record of a run folder; listeners that fill it."""
+    from esper.simic.telemetry.live import LiveProgress
+
+    if folder is None:
+        yield []
+        return
+    live = LiveProgress(rounds, "updating the controller")
+    with live.written_to(folder.path):
+        yield [live]
 
 
 def _recorded(config: TrainingConfig | None, reward: RewardProtocol | None) -> TrainingConfig:
