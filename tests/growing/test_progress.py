@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import pty
@@ -130,7 +131,7 @@ def test_elsewhere_there_are_plain_lines_and_each_once(tmp_path, capsys, monkeyp
     lines = text.splitlines()
     assert all(lines)
     (rung,) = [line for line in lines if line.startswith("training: 100 %")][:1]
-    assert re.fullmatch(r"training: 100 %, 0:00 left, best [01]\.\d{4}, (\d+) of \1 runs", rung)
+    assert re.fullmatch(r"training: 100 %, 0 s left, best [01]\.\d{4}, (\d+) of \1 runs", rung)
     assert 2 <= len([line for line in lines if line.startswith("writing the report")]) <= 6
 
 
@@ -170,9 +171,9 @@ HALF = Progress(
 
 
 def test_time_left_is_by_the_clock_or_at_the_pace_so_far():
-    assert str(HALF) == "50 %, 1:00 left, best 0.9123, 3 of 8 runs"
+    assert str(HALF) == "50 %, 1 min 0 s left, best 0.9123, 3 of 8 runs"
     timed = replace(HALF, budget_runs=math.inf, budget_seconds=75.0)
-    assert str(timed) == "80 %, 0:15 left, best 0.9123, 3 of 8 runs"
+    assert str(timed) == "80 %, 15 s left, best 0.9123, 3 of 8 runs"
     both = replace(HALF, budget_seconds=75.0)
     assert (both.share, both.seconds_left) == (0.8, 15.0)
     begun = replace(HALF, runs=0.1, best_score=math.nan)
@@ -194,3 +195,23 @@ def test_the_bar_fits_the_terminal(columns):
     assert len(line) <= columns
     assert line.startswith("training ")
     assert ("━" in line) == (columns >= 60)
+
+
+def test_what_is_under_way_is_recorded_without_a_display_and_removed_at_the_end(
+    tmp_path, monkeypatch
+):
+    from esper.storage import live as live_record
+
+    contents: list[dict[str, Any]] = []
+    monkeypatch.setattr(live_record, "WRITE_SECONDS", 0.02)
+    monkeypatch.setattr(
+        live_record, "replace_file", lambda path, content: contents.append(json.loads(content))
+    )
+    result = grow(tmp_path, verbose=False)
+    assert contents[0]["session"]
+    assert "training" in {one["doing"] for one in contents}
+    shares = [one["share"] for one in contents if one["total"]]
+    assert shares
+    assert shares == sorted(shares)
+    assert 0.0 <= shares[0] <= shares[-1] <= 1.0
+    assert not list(result.folder.glob("*live*"))

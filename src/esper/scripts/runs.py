@@ -21,7 +21,7 @@ import tyro
 
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
-from esper.plotting.durations import format_duration
+from esper.plotting.durations import duration
 from esper.plotting.numbers import number
 from esper.scripts.cli.command import exit_status_of, read_command_line, run_command
 from esper.scripts.cli.output import say
@@ -199,7 +199,7 @@ def _grow_row(run: RunSummary) -> list[str]:
         run.state.value,
         number(run.score),
         _gain(run),
-        number(run.params, ",d"),
+        number(run.params),
         _time(run),
         _created(run),
     ]
@@ -221,7 +221,7 @@ def _time(run: RunSummary) -> str:
     """How long it ran; while it runs, also the share that is done."""
     from esper.karn.views import RunState
 
-    time = "-" if run.seconds is None else format_duration(run.seconds)
+    time = duration(run.seconds)
     if run.state is RunState.RUNNING and run.progress is not None:
         return f"{time} ({run.progress:.0%})"
     return time

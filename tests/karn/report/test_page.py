@@ -21,6 +21,7 @@ from esper.karn.report.sections import MAX_ROWS, thinned
 from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.line_plot import Series, line_plot, score_scale
+from esper.plotting.numbers import interval
 from esper.scripts import report, show
 from esper.storage.sealed_json import read_document, seal
 
@@ -71,7 +72,7 @@ def test_every_plot_is_also_a_table(text):
 
 def test_it_says_what_the_views_say(run, text):
     last = views.read_rounds(run)[-1]
-    assert f"{last.score.value:.4f} ({last.score.low:.4f} to {last.score.high:.4f})" in text
+    assert interval(last.score) in text
     for life in views.read_seeds(run):
         assert life.blueprint in text
     assert "Life lines of seeds" in text
@@ -124,11 +125,15 @@ def test_a_life_line_is_as_long_as_its_stages(run):
     assert spans(life_lines([still], [one.slot], length=8))[0] == pytest.approx(332, abs=0.1)
 
 
-def test_the_best_member_is_drawn_with_its_intervals_and_told_in_sentences(run, text):
-    growth = views.read_growth(run)
-    (part,) = [one for one in text.split("<section>") if f"How member {growth.member} grew" in one]
+def test_the_best_member_is_drawn_with_its_intervals_and_told_in_sentences(run, monkeypatch):
+    every = (views.read_growth(run, at, member) for at in range(3) for member in range(2))
+    growth = next(one for one in every if one.told)
+    monkeypatch.setattr(views, "read_growth", lambda _: growth)
+    sections = unescape(page(run)).split("<section>")
+    (part,) = [one for one in sections if f"How member {growth.member} grew" in one]
     for one in growth.told:
-        assert one.what in unescape(part)
+        assert f"<td>{one.what}</td>" in part
+    assert part.count("<tr") == 1 + len(growth.told)
     seed = replace(views.seed_growth(views.read_seeds(run, 0, 2), ())[0], slot=growth.slots[0])
     sure = tuple(views.Measurement(at, 0.05, 0.01) for at in (1, 2))
     drawn = growth_picture(replace(growth, seeds=(replace(seed, measured=sure),)))

@@ -67,7 +67,7 @@ def test_other_hosts_count_as_independent(tmp_path, changes, how):
 
 
 def test_hosts_that_share_draws_count_once(tmp_path):
-    context = to_json(ContextSpec(budget=Range(1.0, 2.0)))
+    context = to_json(ContextSpec(budget=Range(1.0, 2.0), clock="compute"))
     runs = [compared(tmp_path / name, values, context=context)
             for name, values in (("a", OURS), ("b", THEIRS))]  # fmt: skip
     found = only(*runs)

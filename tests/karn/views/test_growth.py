@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import shutil
 from dataclasses import replace
+from itertools import chain, product, repeat
 from pathlib import Path
 
 import pytest
 
 from esper.karn import views
+from esper.karn.views.sentences import member_sentences
+from esper.karn.views.tables import EventTables
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
+from esper.leyline.telemetry import TelemetryEventType
 from event_files import read_jsonl
 from tui_support import life
 
@@ -93,17 +97,24 @@ def test_a_measurement_belongs_to_the_seed_that_was_in_the_slot(ppo):
     assert [(m.at, m.se) for m in other.measured] == [(14, 0.1)]
 
 
-def test_planted_seeds_are_there_before_the_first_step(ppo, copy):
+def test_planted_seeds_are_there_before_the_first_step(copy, monkeypatch):
     """A network that was planted whole changes no stage: only its outcome knows of its seeds."""
     for kind in ("SEED_STAGE_CHANGED", "SEED_GERMINATED"):
         shutil.rmtree(copy / "events" / kind)
-    last = outcomes(ppo)[-1]
-    for member in range(2):
-        found = views.read_growth(copy, 2, member)
-        assert {span.stage for one in found.seeds for span in one.stages} <= {"PLANTED"}
-        assert all(one.stages[0].first == 0 for one in found.seeds)
-        assert len(found.seeds) == (last.blueprint_ES[member] >= 0).sum()
-        assert set(found.added_params) == {last.added_params_E[member]}
+    rows, setup = EventTables.rows, views.read_setup(copy)
+
+    def planted(tables, kind, *more):
+        found = rows(tables, kind, *more)
+        if kind is not TelemetryEventType.EPISODE_OUTCOME:
+            return found
+        kinds = [-1] * (len(setup.slots) - 1) + [0]
+        return [one | {"blueprint_ES": kinds, "added_params_E": 96} for one in found]
+
+    monkeypatch.setattr(EventTables, "rows", planted)
+    (seed,) = views.read_growth(copy, 2, 0).seeds
+    assert (seed.slot, seed.blueprint) == (setup.slots[-1], setup.blueprints[0])
+    assert seed.stages == (views.StageSpan("PLANTED", 0, None, 1.0),)
+    assert set(views.read_growth(copy, 2, 0).added_params) == {96}
 
 
 def test_a_round_under_way_ends_where_its_records_do(copy):
@@ -128,9 +139,15 @@ def test_alpha_is_that_of_the_events(ppo):
 
 
 def test_what_happened_is_in_order_and_of_that_member_alone(ppo):
-    for member in range(2):
-        found = views.read_growth(ppo, 0, member)
-        steps = [one.step for one in found.told]
-        assert steps == sorted(steps)
-        assert {one.member for one in found.told} == {member}
+    for at, member in product(range(3), range(2)):
+        found = views.read_growth(ppo, at, member)
+        assert {one.member for one in found.told} <= {member}
         assert sum("germinated, +" in one.what for one in found.told) == len(found.seeds)
+
+
+def test_what_happened_is_told_by_step_whatever_its_type(ppo, monkeypatch):
+    late = views.Sentence("SEED_GERMINATED", 0, 5, 1, "", 0.0)
+    early = member_sentences("SEED_PRUNED", [{"step": 0, "member_N": 1}])
+    by_type = chain([(late,), early], repeat(()))
+    monkeypatch.setattr("esper.karn.views.growth.member_sentences", lambda *_: next(by_type))
+    assert [one.step for one in views.read_growth(ppo, 0, 1).told] == [0, 5]

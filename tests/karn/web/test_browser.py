@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import time
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import pytest
 from esper.karn.report.page import page as report_page
 from esper.karn.web.places import id_of
 from esper.storage.folder_lock import FolderLock
+from esper.storage.live import LiveFile, LiveRecord
 from esper.storage.run_files import TEST_SAMPLES
 from esper.storage.tags import change_tags
 from search_folder import INFO, RESULT, ROWS, row, search_folder, write
@@ -134,6 +138,39 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
     assert messages == []
 
 
+def test_what_is_under_way_moves_before_anything_is_recorded(tmp_path, runs):
+    from playwright.sync_api import expect
+
+    messages: list[str] = []
+    search = search_folder(tmp_path / "runs" / "grown", ROWS[5:], has_result=False)
+    training = shutil.copytree(runs / "ppo", tmp_path / "runs" / "ppo")
+    now = {
+        search: LiveRecord("training", share=0.06, running=1, total=1),
+        training: LiveRecord("training", round=2, step=7, steps=24, stages=(("BLENDING", 3),)),
+    }
+    with contextlib.ExitStack() as held:
+        for run in now:
+            held.callback(FolderLock(run).release)
+            held.enter_context(LiveFile(run, partial(now.__getitem__, run)))
+        address, _ = held.enter_context(server(tmp_path / "runs"))
+        page = held.enter_context(browser(messages=messages))
+        page.goto(f"{address}runs/grown")
+        page.get_by_text("0 of 1 runs done, 1 under way").wait_for()
+        assert page.title() == "6 % grown - Esper"
+        assert "The first network is being trained" in page.locator(".nothing-yet").inner_text()
+        assert not page.locator("#frontier").is_visible(), "no empty plots"
+        now[search] = replace(now[search], share=0.5)
+        expect(page).to_have_title("50 % grown - Esper")
+        assert page.locator(".run-progress progress").evaluate("bar => bar.value") == 0.5
+
+        page.goto(f"{address}runs/ppo")
+        page.get_by_text("step 7 of 24 of round 3").wait_for()
+        assert page.locator(".stage-counts").inner_text().strip() == "3 blending"
+        page.goto(address)
+        page.get_by_text("step 7 of 24 of round 3").wait_for()
+    assert messages == []
+
+
 def test_a_network_is_found_pinned_and_left_by_keyboard_alone(tmp_path):
     run = search_folder(tmp_path / "runs" / "grown")
     with server(tmp_path / "runs") as (address, _), browser() as page:
@@ -230,7 +267,7 @@ def test_a_link_to_the_list_shows_the_same_list(tmp_path):
         page.goto(address)
         page.get_by_label("Compare third").check()
         page.get_by_label("Compare cmp").check()
-        page.get_by_label("Kind").select_option("grow")
+        page.locator(".tools select").first.select_option("grow")
         page.get_by_label("Show runs tagged good").first.click()
         page.get_by_role("button", name="Columns").focus()
         page.keyboard.press("Enter")
@@ -244,14 +281,14 @@ def test_a_link_to_the_list_shows_the_same_list(tmp_path):
         page.locator("td.setting", has_text="8").wait_for()
         look = "[...document.querySelectorAll('table.runs tr, .bar, .chips')].map(n => n.innerText)"
         before = page.evaluate(look)
-        assert [line.split("\t")[0].split()[0] for line in before[1:3]] == ["third", "second"]
+        assert page.locator("tbody .name a:first-child").all_inner_texts() == ["third", "second"]
         assert page.locator('[aria-sort="ascending"]').inner_text().startswith("epochs")
         assert "2 selected, 1 of them hidden by the filter" in before[-1]
         page.reload()
         page.locator("td.setting", has_text="8").wait_for()
         assert page.evaluate(look) == before
         assert page.get_by_label("Compare third").is_checked()
-        assert page.get_by_label("Kind").input_value() == "grow"
+        assert page.locator(".tools select").first.input_value() == "grow"
         page.get_by_role("link", name="Compare 2 selected").click()
         page.locator(".run-card").nth(1).wait_for()
         page.go_back()
@@ -271,7 +308,7 @@ def test_five_hundred_runs_are_sorted_and_filtered_without_a_wait(tmp_path):
     with server(tmp_path / "runs") as (address, _), browser() as page:
         page.goto(address)
         page.locator("tbody tr").nth(499).wait_for()
-        sort, find = page.get_by_role("button", name="run", exact=True), page.get_by_label("Find")
+        sort, find = page.get_by_role("button", name="run", exact=True), page.locator("#filter")
         began = time.monotonic()
         sort.click()
         sort.click()
@@ -282,7 +319,7 @@ def test_five_hundred_runs_are_sorted_and_filtered_without_a_wait(tmp_path):
         find.fill("")
         page.mouse.wheel(0, 9000)
         page.get_by_label("Compare run-250").check()
-        assert page.get_by_text("1 selected").is_visible()
+        assert page.get_by_text("1 selected", exact=True).is_visible()
         assert page.get_by_role("link", name="Compare").last.evaluate(
             "n => n.getBoundingClientRect().bottom <= innerHeight"
         ), "in reach wherever the page is scrolled to"
@@ -302,7 +339,7 @@ def test_a_comparison_keeps_its_baseline_and_folds_equal_settings_away(tmp_path)
             assert words in row.inner_text(), words
         assert page.locator("#settings .nested:visible").all_inner_texts() == ["params"]
         assert page.locator("#settings td.changed:visible").all_inner_texts() == ["501"]
-        page.get_by_text("equal settings").click()
+        page.locator("#settings summary").click()
         assert page.get_by_text("cross_entropy").is_visible()
         page.get_by_label("Baseline: two").check()
         page.get_by_role("heading", name="Differences to two").wait_for()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from engine_script import Script
@@ -10,6 +12,9 @@ from esper.leyline.stages import OCCUPIED_STAGES
 from esper.simic.telemetry import live
 from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.telemetry.live import LiveProgress
+from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
+from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.storage import live as store
 
 
 class Recorder(EngineListener):
@@ -53,3 +58,19 @@ def test_members_are_looked_at_once_a_second_and_at_the_end_of_a_round(monkeypat
     assert looked[1] == looked[2] == looked[0]
     assert looked[3] == steps[3][0].reward_inputs.score_E.mean()
     assert [found.step for _, found in steps] == [1, 2, 3, 4]
+
+
+def test_a_run_in_a_folder_records_what_is_under_way_and_removes_it(tmp_path, monkeypatch):
+    contents: list[dict] = []
+    monkeypatch.setattr(store, "WRITE_SECONDS", 0.001)
+    monkeypatch.setattr(
+        store, "replace_file", lambda path, content: contents.append(json.loads(content))
+    )
+    task = TaskConfig("synthetic", episode_length=4, batches_per_step=1)
+    config = TrainingConfig(task, PopulationConfig(envs=2, device="cpu"), rounds=2)
+    train_ppo_vectorized(config, run_dir=tmp_path / "run")
+    assert {one["doing"] for one in contents} >= {"training"}
+    assert max(one["round"] for one in contents) == 1
+    assert {one["steps"] for one in contents} <= {0, 4}
+    assert all(one["session"] for one in contents)
+    assert not list((tmp_path / "run").glob("*live*"))

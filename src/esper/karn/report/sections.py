@@ -20,7 +20,7 @@ from esper.leyline.variants import describe_variant
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import Markup, code, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
-from esper.plotting.numbers import interval, number
+from esper.plotting.numbers import interval, number, percent, signed, signed_interval
 from esper.storage import run_files as f
 
 MAX_ROWS: Final = 400
@@ -84,9 +84,9 @@ def _learning(run: Path) -> Section:
             "seconds")  # fmt: skip
     rows = [
         (str(p.round + 1), interval(p.score), interval(p.accuracy), number(p.train_accuracy),
-         number(p.added_params, ",.0f"), number(p.germinated, ".1f"), number(p.fossilized, ".1f"),
-         number(p.pruned, ".1f"), str(p.rollbacks), str(p.restarts),
-         number(p.seconds, ".1f"))
+         number(p.added_params), number(p.germinated), number(p.fossilized),
+         number(p.pruned), str(p.rollbacks), str(p.restarts),
+         number(p.seconds))
         for p in rounds
     ]  # fmt: skip
     label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"
@@ -156,7 +156,7 @@ def _actions(run: Path) -> Section:
     ]
     rows = [
         (str(one.round + 1), count.op.lower(), str(count.chosen), str(count.executed),
-         str(count.legal), number(count.probability, ".3f"))
+         str(count.legal), number(count.probability))
         for one in rounds
         for count in one.ops
         if count.chosen or count.legal
@@ -223,9 +223,9 @@ def _learner(run: Path) -> Section:
     head = ("round", "policy loss", "value loss", "entropy", "KL", "clipped", "explained variance",
             "gradient norm", "learning rate")  # fmt: skip
     rows = [
-        (str(p.round + 1), number(p.policy_loss), number(p.value_loss), number(p.entropy, ".3f"),
-         number(p.approx_kl), number(p.clip_fraction, ".3f"), number(p.explained_variance, ".3f"),
-         number(p.grad_norm, ".3f"), number(p.learning_rate, ".2g"))
+        (str(p.round + 1), number(p.policy_loss), number(p.value_loss), number(p.entropy),
+         number(p.approx_kl), number(p.clip_fraction), number(p.explained_variance),
+         number(p.grad_norm), number(p.learning_rate))
         for p in points
     ]  # fmt: skip
     found = [(str(a.round + 1), a.kind.lower(), a.detail) for a in views.read_anomalies(run)]
@@ -244,11 +244,11 @@ def _speed(run: Path) -> Section:
     head = ("round", "member-steps/s", "samples/s", "step p50, s", "step p95, s", "rows per member",
             "device busy", "GPU utilisation", "GPU memory, GB", "phases, s")  # fmt: skip
     rows = [
-        (str(p.round + 1), number(p.member_steps_per_second, ".1f"),
-         number(p.samples_per_second, ",.0f"), number(p.step_seconds_p50, ".3f"),
-         number(p.step_seconds_p95, ".3f"), number(p.rows_per_member, ".2f"),
-         number(p.device_share, ".0%"), number(p.gpu_utilization, ".0%"),
-         number(p.gpu_memory / 1e9, ".2f"),
+        (str(p.round + 1), number(p.member_steps_per_second),
+         number(p.samples_per_second), number(p.step_seconds_p50),
+         number(p.step_seconds_p95), number(p.rows_per_member),
+         percent(p.device_share), percent(p.gpu_utilization),
+         number(p.gpu_memory / 1e9),
          ", ".join(f"{name.lower()} {seconds:.2f}" for name, seconds in p.phases))
         for p in points
     ]  # fmt: skip
@@ -326,8 +326,8 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
             "compute", "n")  # fmt: skip
     rows = [
         (one.label, interval(one.score),
-         "the reference" if one.is_reference else interval(one.difference, "+.4f"),
-         number(one.test.value), number(one.params, ",.0f"), number(one.compute, ".2f"),
+         "the reference" if one.is_reference else signed_interval(one.difference),
+         number(one.test.value), number(one.params), number(one.compute),
          str(one.n))
         for one in found
     ]  # fmt: skip
@@ -390,8 +390,8 @@ def _networks(run: Path) -> Section:
     head = ("network", "test (standard error)", "gain on test", "validation", "parameters", "MACs",
             "ms a sample", "recipe", "from", "number")  # fmt: skip
     rows = [
-        (_seed_names(one), interval(one.score), number(one.gain, "+.4f"), number(one.val_score),
-         f"{one.params:,}", f"{one.macs:,}", interval(one.latency, ".3g"), one.recipe, one.parent,
+        (_seed_names(one), interval(one.score), signed(one.gain), number(one.val_score),
+         f"{one.params:,}", f"{one.macs:,}", interval(one.latency), one.recipe, one.parent,
          one.label)
         for one in found
     ]  # fmt: skip
@@ -438,8 +438,7 @@ def _best(run: Path) -> Section:
         steps.append((one.elapsed, _exact(one.val_score)))
     steps += [(max(ends), step) for _, step in steps[-1:] if ends]
     rows = [
-        (number(one.elapsed, ".1f"), number(one.val_score), one.label, f"{one.params:,}")
-        for one in found
+        (number(one.elapsed), number(one.val_score), one.label, f"{one.params:,}") for one in found
     ]
     label = f"The best validation score rose {len(found)} times; the table has the values"
     return "Best score so far", [

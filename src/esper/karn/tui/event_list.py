@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from esper.karn.tui.panel import Panel, hint
 from esper.karn.tui.policy_health import WARNING_STYLE
 from esper.karn.tui.reader import RunShot
-from esper.karn.views import Sentence, recent_sentences
+from esper.karn.views import recent_sentences
 from esper.karn.views.sentences import UNUSUAL
 
 
@@ -20,15 +21,14 @@ class EventList(Panel):
     TITLE = "Events"
 
     def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
-        """One line per sentence."""
+        """When, which round, and what; a long sentence takes several lines."""
         told = recent_sentences(shot.events, shot.setup)
-        return Group(*map(_line, reversed(told))) if told else hint("no event is recorded yet")
-
-
-def _line(said: Sentence) -> Text:
-    at = time.strftime("%H:%M:%S", time.localtime(said.time))
-    place = "" if said.round is None else f"round {said.round + 1}"
-    style = WARNING_STYLE if said.type in UNUSUAL else ""
-    return Text.assemble(
-        (f"{at} {place:<9} ", "dim"), (said.text, style), no_wrap=True, overflow="ellipsis"
-    )
+        if not told:
+            return hint("no event is recorded yet")
+        lines = Table.grid(padding=(0, 1))
+        for said in reversed(told):
+            at = time.strftime("%H:%M:%S", time.localtime(said.time))
+            place = "" if said.round is None else f"round {said.round + 1}"
+            style = WARNING_STYLE if said.type in UNUSUAL else ""
+            lines.add_row(Text(at, "dim"), Text(place, "dim", no_wrap=True), Text(said.text, style))
+        return lines

@@ -78,7 +78,7 @@ class RunFeed:
             return {"run": run_entry(update.summary)} if update.moved else None
 
     def _message(self, update: RunUpdate) -> dict[str, Json]:
-        self._problems = {}
+        self._problems = dict(update.problems)
         message: dict[str, Json] = {"run": run_entry(update.summary)}
         if self._cursor.kind is RunKind.TRAIN:
             message |= self._training(update)

@@ -241,7 +241,7 @@ function sideBySide(runs, baseline) {
     ["gain over your model", (run) => (run.gain === null ? "-" : signed(run.gain))], ["duration", (run) => duration(run.seconds)],
   ].filter(([, value]) => runs.some((run) => value(run.data.run) !== "-"));
   return {
-    columns: [{ label: "" }, ...runs.map((run) => ({ label: `${run.data.run.name}${run.id === baseline ? " (baseline)" : ""}` }))],
+    columns: [{ label: "run" }, ...runs.map((run) => ({ label: `${run.data.run.name}${run.id === baseline ? " (baseline)" : ""}` }))],
     rows: facts.map(([name, value]) => [name, ...runs.map((run) => value(run.data.run))]),
   };
 }

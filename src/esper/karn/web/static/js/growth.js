@@ -23,7 +23,7 @@ export class Growth {
     this.state = el("p", { class: "growth-state" });
     this.network = el("div", { class: "network-plot" });
     this.lanes = el("div", {});
-    this.readout = el("p", { class: "readout" }, "Point at a life line, or Tab to it, for its figures. A click moves the slider.");
+    this.readout = el("p", { class: "seed-readout" }, "Point at a life line, or Tab to it, for its figures. A click moves the slider.");
     this.told = el("ol", { class: "told" });
     this.scrubber = new Scrubber((step) => this.moveTo(step));
     this.body = el("div", { class: "growth" },

@@ -15,6 +15,7 @@ export class LogFigure {
 
   update(data) {
     const problem = data.problems.events;
+    this.node.hidden = !data.events.length && !problem;
     this.note.textContent = problem ? `Cannot be read: ${problem}` : "Newest first.";
     this.note.className = problem ? "problem" : "note";
     this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", { class: event.unusual ? "unusual" : null },

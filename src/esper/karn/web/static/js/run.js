@@ -41,7 +41,7 @@ class RunPage {
       el("div", { class: "run-head" }, this.title, this.state, this.tags, el("span", { class: "spacer" }), this.report, this.compare),
       this.result.node, this.headline, this.sentence, this.resume, this.connection,
       el("div", { class: "run-progress" }, this.bar, this.done), this.underWay.node,
-      this.facts, this.nothingYet.node, this.figures, this.notes.node, el("div", { class: "figures" }, this.log.node));
+      this.facts, this.nothingYet.node, this.figures, this.notes.node);
   }
 
   take(message, first) {
@@ -52,13 +52,15 @@ class RunPage {
     if (!this.parts.length) this.addFigures();
     for (const part of this.parts) part.update(this.data);
     this.notes.update(this.data);
-    this.log.update(this.data);
   }
 
   addFigures() {
     const make = this.data.run.kind === "train" ? trainingFigures : searchFigures;
     this.parts = make(id, this.data);
     this.figures.append(...this.parts.map((part) => part.node));
+    if (this.data.run.kind !== "train") return;
+    this.parts.push(this.log); // shown before the figures have anything to draw
+    main().append(el("div", { class: "figures" }, this.log.node));
   }
 
   head() {

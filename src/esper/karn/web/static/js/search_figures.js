@@ -6,6 +6,7 @@ import { el } from "./dom.js";
 import { Figure } from "./figure.js";
 import { topologyText } from "./format.js";
 import { FrontierPlot, policyPoints } from "./frontier.js";
+import { withPlaces } from "./identity.js";
 import { LineageFigure } from "./lineage.js";
 import { NetworkCard } from "./network_card.js";
 import { BestFigure, NetworksFigure } from "./networks.js";
@@ -37,7 +38,7 @@ class NetworkCurveFigure {
       this.pinned = pinned;
       if (this.data) this.update(this.data);
     });
-    this.curves = new Curves({ xLabel: grow ? "length of the run (1: full)" : "share of the budget", yLabel: "validation score", yTitle: true });
+    this.curves = new Curves({ xLabel: grow ? "length of the run (1: full)" : "share of the budget", yLabel: "validation score" });
     this.note = grow ? "Every point is a run of its own, with its own schedule. " : "";
     this.figure = new Figure("curves", grow ? "Score by length" : "Learning curves of networks", { wide: true });
     this.node = this.figure.node;
@@ -46,13 +47,13 @@ class NetworkCurveFigure {
   // The best come first: of many, the plot has these, the table all that were sent.
   update(data) {
     this.data = data;
-    const series = data.curves.filter((curve) => curve.points.length).map((curve, i) => ({
-      label: [topologyText(curve), curve.recipe].filter(Boolean).join(", "), place: i, isPinned: curve.runs.includes(this.pinned),
+    const series = data.curves.filter((curve) => curve.points.length).map((curve) => ({
+      label: [topologyText(curve), curve.recipe].filter(Boolean).join(", "), isPinned: curve.runs.includes(this.pinned),
       x: curve.points.map((p) => p.length), y: curve.points.map((p) => p.score),
     }));
     const isPinned = series.some((one) => one.isPinned);
     for (const one of series) one.faint = isPinned && !one.isPinned;
-    const top = series.filter((one, i) => i < FEW || one.isPinned);
+    const top = withPlaces("network", series.filter((one, i) => i < FEW || one.isPinned));
     const source = curveSource(this.curves, series);
     const note = this.note + (series.length > FEW
       ? `The ${FEW} with the best scores; the table has ${series.length} of ${data.curves_total}.` : "");
