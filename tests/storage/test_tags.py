@@ -48,10 +48,17 @@ def test_a_run_has_so_many_tags_and_no_more(tmp_path):
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '{"tags": 1}', json.dumps({"tags": ["a b"]}), json.dumps({"tags": [1]}),
-     json.dumps({"tags": ["\x1b]0;x\x07"]}), json.dumps({"tags": ["x"] * 21}),
-     '{"tags": ["x"]}' + " " * 30_000],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        '{"tags": 1}',
+        '{"tags": ["a b"]}',
+        '{"tags": [1]}',
+        '{"tags": ["\\u001b]0;x"]}',
+        json.dumps({"tags": ["x"] * 21}),
+        '{"tags": ["x"]}' + " " * 30_000,
+    ],
+)
 def test_a_damaged_file_is_named_and_not_written_over(tmp_path, text):
     (tmp_path / "tags.json").write_text(text)
     for use in (lambda: read_tags(tmp_path), lambda: change_tags(tmp_path, add=["good"])):

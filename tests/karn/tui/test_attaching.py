@@ -21,6 +21,7 @@ from esper.leyline.errors import EsperError
 from esper.scripts.tui import main
 from esper.storage.folder_lock import FolderLock
 from esper.storage.run_files import EVENTS, POLICY, RUN, RUN_SCHEMA
+from esper.storage.tags import change_tags
 from tui_support import screen_text
 
 MAX_SECONDS = 90.0
@@ -55,6 +56,17 @@ def test_run_becomes_live_and_killed_again(run):
     assert "✗ killed" in gone
     assert "▶ running" in live
     assert "process was killed" in " ".join(gone_again.split())
+
+
+def test_the_list_shows_tags(run):
+    change_tags(run, add=["[b]good"])
+
+    async def look() -> str:
+        app = EsperTUI(run.parent)
+        async with app.run_test(size=(120, 24)) as pilot:
+            return await now_shown(app, pilot)
+
+    assert "tiny  [b]good  2026" in asyncio.run(look())
 
 
 def test_half_written_and_damaged_files_are_survived(run):
