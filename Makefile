@@ -112,7 +112,7 @@ test-kernels: $(STAMP) $(KERNELS_STAMP) ## kernels of our own against torch, by 
 
 # The browser is the system's, for Playwright's own cannot be downloaded everywhere.
 BROWSER_STAMP := $(VENV)/.browser
-BROWSER_TESTS := tests/karn/web/test_browser.py tests/karn/report/test_accessible.py
+BROWSER_TESTS := tests/karn/web/test_browser.py tests/karn/web/test_growth_in_browser.py tests/karn/report/test_accessible.py
 NODE          := $(VENV)/node
 NODE_PACKAGES := axe-core@4.14.0 html-validate@9.7.1
 DRIVER        := import tomllib; print(*(p for p in tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["test-extra"] if p.startswith("playwright")))

@@ -1,7 +1,7 @@
 """Takes the pictures of docs/serve.md: `python scripts/serve_screenshots.py RUNS`.
 
-RUNS holds two training runs or more, and a grow run. Needs the extras `serve` and `test-extra`, and
-Chromium.
+RUNS holds two training runs or more, and a grow run; with a grow run alone the picture of a search
+is taken. Needs the extras `serve` and `test-extra`, and Chromium.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from serve_browser import browser, server
 
 PICTURES: Final = Path(__file__).parents[1] / "docs" / "img"
 WIDE: Final = (1200, 860)
+TALL: Final = (1280, 1230)
+"""For a search: its plots, the card and the lineage."""
 NARROW: Final = (400, 860)
 
 
@@ -24,18 +26,24 @@ def main(runs: Path) -> None:
     trained = [run for run in views.list_runs(runs) if run.kind is views.RunKind.TRAIN]
     grown = [run for run in views.list_runs(runs) if run.kind is views.RunKind.GROW]
     ids = [id_of(run.name) for run in trained]
-    if len(ids) < 2 or not grown:
+    if len(ids) == 1 or not grown:
         sys.exit(f"{runs} has {len(ids)} training runs, {len(grown)} grow runs: give two and one")
-    compared = f"compare?run={ids[-1]}&run={ids[0]}"
     with server(runs) as (address, _):
-        with browser(*WIDE) as page:
-            shoot(page, address, "list")
-            shoot(page, f"{address}runs/{ids[-1]}", "run")
+        with browser(*TALL) as page:
             shoot(page, f"{address}runs/{id_of(grown[-1].name)}", "grow", "validation")
-        with browser(*WIDE, "dark") as page:
-            shoot(page, address + compared, "compare")
-        with browser(*NARROW, "dark") as page:
-            shoot(page, f"{address}runs/{ids[-1]}", "phone")
+        if ids:
+            shoot_training(address, ids)
+
+
+def shoot_training(address: str, ids: list[str]) -> None:
+    """The list, a run, a comparison of two."""
+    with browser(*WIDE) as page:
+        shoot(page, address, "list")
+        shoot(page, f"{address}runs/{ids[-1]}", "run")
+    with browser(*WIDE, "dark") as page:
+        shoot(page, f"{address}compare?run={ids[-1]}&run={ids[0]}", "compare")
+    with browser(*NARROW, "dark") as page:
+        shoot(page, f"{address}runs/{ids[-1]}", "phone")
 
 
 def shoot(page: Any, address: str, name: str, score: str = "") -> None:

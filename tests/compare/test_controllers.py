@@ -22,12 +22,13 @@ from esper.scripts import train
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
-from esper.simic.training.config import PLAIN_BLEND, TaskConfig
+from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.controllers import find_controller
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import NetworkConfig
+from esper.tamiyo.frozen_heads import PLAIN_BLEND
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.make_policy import _load_topology
 from esper.tasks.user_objects import UserFiles

@@ -11,11 +11,12 @@ import torch
 
 from cuda_support import NEEDS_CUDA, assert_same
 from engine_support import histories
-from esper.simic.training.config import PLAIN_BLEND, TrainingConfig
+from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.session import FolderSession
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.tamiyo.frozen_heads import PLAIN_BLEND
 from graph_support import rerun_cache
 from loop_support import same_agents, tiny_task, untimed
 from run_driver import small_run

@@ -23,7 +23,7 @@ from esper.tamiyo.policy import Policy
 from gym_support import DRAWN, flat_env, play
 
 PAGE = (Path(__file__).parents[2] / "docs" / "gym.md").read_text()
-FIRST, LOOP, SB3, POLICY = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+FIRST, LOOP, SB3, TRAINED, POLICY = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 SMALL = 'episode_length=2, batches_per_step=1, device="cpu", executor="loop"'
 
 
@@ -51,19 +51,27 @@ def test_the_loop_learns_something(capsys):
     assert "round 1: score" in capsys.readouterr().out
 
 
-def test_the_example_of_sb3_runs():
+def test_the_example_of_sb3_runs_and_what_it_trained_enters_a_comparison(tmp_path, monkeypatch):
     pytest.importorskip("sb3_contrib", reason="sb3-contrib comes with the test-extra extra")
     code = shrunk(SB3, n_steps=2, batch_size=4, n_epochs=1).replace("10 * 24 * 16", "4")
     names: dict[str, object] = {}
     exec(compile(code, "gym.md", "exec"), names)
     assert names["model"].num_timesteps == 4
+    monkeypatch.chdir(tmp_path)
+    names["model"].save("model.zip")
+    Path("trained.py").write_text(TRAINED)
+    first, _ = re.findall(r"^esper compare (.*)$", PAGE, flags=re.MULTILINE)
+    (policy,) = (word for word in first.split() if word.startswith("trained.py"))
+    task = TaskConfig("digits_impaired", episode_length=2, batches_per_step=1, rent=0.25)
+    config = Compare((policy,), task, seeds=2, device="cpu", executor="loop", quiet=True)
+    assert compare_policies(config)["Trained"].result.score_N.shape == (2,)
 
 
 def test_the_policy_has_twenty_lines_and_enters_a_comparison(tmp_path, monkeypatch):
     assert len(POLICY.strip().splitlines()) <= 20
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(POLICY)
-    (line,) = re.findall(r"^esper compare (.*)$", PAGE, flags=re.MULTILINE)
+    _, line = re.findall(r"^esper compare (.*)$", PAGE, flags=re.MULTILINE)
     policies = [word for word in shlex.split(line) if not word.startswith("--")][:3]
     task = TaskConfig("digits_impaired", episode_length=6, batches_per_step=1)
     config = Compare(tuple(policies[2:]), task, seeds=2, device="cpu", executor="loop", quiet=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +85,26 @@ def test_the_moody_host_runs_under_loop_and_says_why(page):
 def test_dropout_is_repeatable_as_the_page_says(page):
     assert torch.equal(*page["losses"])
     assert page["dropping"].network.sites.keys() == {1}
+
+
+def test_the_task_file_of_the_page_is_trained_and_compared(tmp_path, monkeypatch):
+    """What the page says to save, its commands with fewer rounds and hosts."""
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (task,) = (block for block in blocks if "waves_task" in block)
+    model = "".join(blocks[: blocks.index(task)])
+    wanted = ("Classifier", "Conv1dBlock", "SignalNet", "WideSignal")
+    parts = re.split(r"\n\n\n|(?=@blueprint)", model)
+    kept = [one for one in parts if re.search(rf"^class ({'|'.join(wanted)})\b", one, re.MULTILINE)]
+    imports = re.findall(r"^(?:import|from) .*$", model, flags=re.MULTILINE)
+    Path("waves.py").write_text("\n\n\n".join(["\n".join(imports), *kept, task]))
+    commands = re.findall(r"^esper (.* --task waves\.py[^#\n]*)", PAGE.read_text(), re.MULTILINE)
+    assert len(commands) == 3
+    small = ["--envs", "2", "--device", "cpu", "--episode-length", "3", "--batches-per-step", "1"]
+    for command in commands:
+        words = command.replace("--rounds 30", "--rounds 1").split()
+        words = [str(*Path("runs").glob("waves__ppo__*")) if w == "RUN" else w for w in words]
+        count = ["--seeds", "2"] if words[0] == "compare" else []
+        argv = [sys.executable, "-m", "esper.scripts.main", *words, *count, *small]
+        ended = subprocess.run(argv, capture_output=True, text=True)
+        assert ended.returncode == 0, (command, ended.stderr)

@@ -1,4 +1,4 @@
-"""README is a shop window: short, one picture, code that runs, commands and links that exist."""
+"""README is a shop window: short, two pictures, code that runs, commands and links that exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_its_code_is_that_of_a_tutorial_which_is_run():
 
 def test_it_fits_its_frame():
     assert len(README.splitlines()) <= MAX_LINES
-    assert re.findall(r"!\[.*?\]\((.*?)\)", README) == ["docs/img/duel_cuda.svg"]
+    assert re.findall(r"!\[.*?\]\((.*?)\)", README) == [
+        "docs/img/duel_cuda.svg", "docs/img/serve_grow.png",
+    ]  # fmt: skip
     sections = re.findall(r"^## (.*)$", README, flags=re.MULTILINE)
     assert sections == ["Install", "Two commands", "Grow your model",
                         "Study growth with a learned controller", "More"]  # fmt: skip

@@ -398,9 +398,22 @@ def test_what_is_left_of_the_time_is_filled_with_the_best_that_fit():
     assert rows[0].parent == max(table.rows, key=lambda one: one.merit).number
     assert all(one.rung == table.rungs and one.params for one in rows)
     assert rows[0].key != rows[1].key
-    assert made.filling(table, lambda one: RECIPE.batches // 3 - 1, 2) == []
+    assert made.filling(table, lambda one: RECIPE.batches // 9 - 1, 2) == []
     lengths = [one.recipe.batches for one in made.filling(table, lambda one: 10**6, 1)]
     assert lengths == [9 * RECIPE.batches]
+
+
+def test_the_last_seconds_go_to_networks_that_have_not_been_trained_for_longer():
+    made, full = ladder(), RECIPE.batches
+    rows = (
+        row(0, 0.9),
+        row(1, 0.8, recipe=replace(RECIPE, batches=full // 9)),  # row 0's network, in part
+        row(2, 0.7, variant=1, recipe=replace(RECIPE, batches=full // 9)),
+        row(3, 0.6, variant=2, recipe=replace(RECIPE, batches=full // 4)),
+    )
+    found = made.filling(Table(rows), lambda one: full // 5, 4)
+    assert [(one.parent, one.recipe.batches) for one in found] == [(2, full // 5)]
+    assert len(made.filling(Table(rows), lambda one: full // 4 + 1, 4)) == 2
 
 
 def test_runs_beside_the_longest_one_are_new_ones_of_the_same_rung():

@@ -132,7 +132,7 @@ def test_elsewhere_there_are_plain_lines_and_each_once(tmp_path, capsys, monkeyp
     lines = text.splitlines()
     assert all(lines)
     (rung,) = [line for line in lines if line.startswith("training: 100 %")][:1]
-    assert re.fullmatch(r"training: 100 %, 0:00 left, best [01]\.\d{4}, (\d+) of \1 runs", rung)
+    assert re.fullmatch(r"training: 100 %, 0 s left, best [01]\.\d{4}, (\d+) of \1 runs", rung)
     assert 2 <= len([line for line in lines if line.startswith("writing the report")]) <= 6
 
 
@@ -172,9 +172,9 @@ HALF = Progress(
 
 
 def test_time_left_is_by_the_clock_or_at_the_pace_so_far():
-    assert str(HALF) == "50 %, 1:00 left, best 0.9123, 3 of 8 runs"
+    assert str(HALF) == "50 %, 1 min 0 s left, best 0.9123, 3 of 8 runs"
     timed = replace(HALF, budget_runs=math.inf, budget_seconds=75.0)
-    assert str(timed) == "80 %, 0:15 left, best 0.9123, 3 of 8 runs"
+    assert str(timed) == "80 %, 15 s left, best 0.9123, 3 of 8 runs"
     both = replace(HALF, budget_seconds=75.0)
     assert (both.share, both.seconds_left) == (0.8, 15.0)
     begun = replace(HALF, runs=0.1, best_score=math.nan)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from captured_support import make_task, table_data
 from esper.device.rng import forked_rng
 from esper.growing.data import read_data
+from esper.growing.folder import GrowFolder, read_table
 from esper.growing.networks import Variant
 from esper.growing.problem import make_problem
 from esper.growing.runs import Recipe, Row, Table, finished, known
@@ -29,6 +30,7 @@ from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Outcome
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.task import Task, scalar_loss
+from esper.storage.run_files import SEARCH
 from search_support import HOW, row
 
 CPU = torch.device("cpu")
@@ -335,3 +337,13 @@ def test_a_table_adds_up():
     lower: Row = replace(rows[0], lower_is_better=True)
     assert (rows[0].merit, lower.merit) == (0.5, -0.5)
     assert (known(0.5), known(math.nan)) == (0.5, -math.inf)
+
+
+def test_why_a_run_was_proposed_is_not_what_it_is(tmp_path):
+    assert row(purpose="neighbour").key == row(purpose="finale").key
+    folder = GrowFolder.create(tmp_path, "net", 0)
+    for rows in ((row(0, purpose="first"),), (row(0, purpose=""),)):
+        folder.save_table(Table(rows))
+        assert read_table(folder.path).rows == rows
+    assert "purpose" not in (folder.path / SEARCH).read_text(), "as tables were before"
+    folder.close()

@@ -532,6 +532,17 @@ def test_the_last_long_runs_get_more_than_a_third_of_the_time(tmp_path, limit):
     assert best in long
 
 
+def test_every_run_says_why_it_was_proposed_and_from_which(whole, tmp_path):
+    first = {"first", "opening"}
+    for rows in (whole[0].table.rows, timed_search(tmp_path, 60.0).table.rows):
+        for one in rows:
+            assert (one.purpose in first) == (one.parent is None) == (one.rung == 0), one
+            assert one.parent is None or one.parent < one.number
+    purposes = {one.purpose for one in whole[0].table.rows}
+    assert purposes >= first | {"survivor", "best", "neighbour"}
+    assert "finale" in {one.purpose for one in rows}
+
+
 @pytest.mark.parametrize("limit", [100.0, 110.0])
 def test_the_last_long_runs_are_as_long_as_their_speed_allows_that_short_ones_do_not_show(
     tmp_path, limit

@@ -55,6 +55,7 @@ def test_a_model_is_right_if_others_were_trained_in_full_and_lost():
         ({"rates": (0.003,)}, "only one learning rate in full"),
         ({"batches": 88, "wanted_batches": 1500}, "cut to 6 % of their length (88 of 1,500 batch"),
         ({"cap": 20_000}, "the largest network trained in full has 2,000 of 20,000 parameters"),
+        ({"cap": 20_000, "sizes": ()}, "no network was trained in full"),
         ({"complete": False}, "the search was interrupted"),
         ({"host_in_full": False}, "your model itself was not trained in full"),
         ({"diverged": 3}, "3 of 20 networks diverged"),

@@ -12,10 +12,10 @@ import pytest
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
 
 from esper.gym.flat_env import flat
-from esper.gym.settings import _read_frozen
 from esper.leyline import PLANNED, ActionHead, EsperError, LifecycleOp
 from esper.leyline.actions import HEADS_BY_OP
 from esper.tamiyo.actions import parse_sampled_action
+from esper.tamiyo.frozen_heads import read_frozen
 from esper.tamiyo.scripted import legal_members
 from gym_support import DRAWN, flat_env, play, tiny_env
 
@@ -135,7 +135,7 @@ def test_what_is_not_an_action_or_an_environment_is_refused_in_one_line():
 
 
 def test_frozen_heads_are_read_by_name():
-    assert _read_frozen({"style": "GATE", "blueprint": "b"}, ("a", "b")) == (
+    assert read_frozen({"style": "GATE", "blueprint": "b"}, ("a", "b")) == (
         (ActionHead.STYLE, 2),
         (ActionHead.BLUEPRINT, 1),
     )

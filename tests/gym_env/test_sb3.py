@@ -16,9 +16,11 @@ from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_suppo
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor
 
 import esper.gym
+from esper.karn.views import read_contenders
 from esper.leyline import EsperError
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
+from esper.scripts.compare import main
 from esper.tamiyo.baselines import RandomPolicy
 from gym_support import DRAWN, flat_env, play, same, tiny_env
 
@@ -73,14 +75,51 @@ def test_what_members_share_cannot_be_set_for_one():
     assert not env.has_attr("no_such_attribute")
 
 
-def final_scores(model, env) -> np.ndarray:
-    """Final scores `[E]` of sampled actions on the hosts of the first evaluation seed."""
+def final_scores(model, env, deterministic: bool = False) -> np.ndarray:
+    """Final scores `[E]` of its actions on the hosts of the first evaluation seed."""
     env.seed(EVALUATION_SEEDS[0])
     obs, done_E = env.reset(), np.zeros(1, dtype=bool)
     while not done_E.any():
-        chosen_E, _ = model.predict(obs, action_masks=get_action_masks(env), deterministic=False)
+        chosen_E, _ = model.predict(
+            obs, action_masks=get_action_masks(env), deterministic=deterministic
+        )
         obs, _, done_E, infos = env.step(chosen_E)
     return np.array([info["outcome"]["score"] for info in infos])
+
+
+POLICY = """
+import esper.gym
+from sb3_contrib import MaskablePPO
+
+
+class Trained(esper.gym.FlatPolicy):
+    frozen_heads = "plain"
+    blueprints = ("norm", "conv_light")
+
+    def begin(self, members):
+        self.model = MaskablePPO.load({path!r}, device="cpu")
+
+    def choose(self, observation, action_mask):
+        return self.model.predict(observation, action_masks=action_mask, deterministic=True)[0]
+"""
+
+
+def test_compare_judges_a_trained_model_as_its_environment_does(tmp_path):
+    small = {"episode_length": 4, "batches_per_step": 1, "batch_size": 16, "device": "cpu"}
+    env = esper.gym.sb3("synthetic", num_envs=3, frozen_heads="plain", activation_gradients=False,
+                        blueprints=("norm", "conv_light"), **small)  # fmt: skip
+    model = contrib.MaskablePPO("MultiInputPolicy", env, n_steps=4, batch_size=12, seed=0)
+    model.learn(12)
+    model.save(tmp_path / "model.zip")
+    file = tmp_path / "mine.py"
+    file.write_text(POLICY.format(path=str(tmp_path / "model.zip")))
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in small.items()]
+    argv = ["wait", f"{file}:Trained", "--task=synthetic", "--seeds=3", "--envs=3", "--quiet"]
+    assert main([*argv, *flags, f"--out={tmp_path / 'out'}"]) == 0
+    wait, trained = read_contenders(tmp_path / "out")
+    score_E = final_scores(model, env, deterministic=True)
+    assert trained.score.value == pytest.approx(score_E.mean(), rel=1e-9)
+    assert wait.score.value != pytest.approx(score_E.mean(), rel=1e-9), "it grew something"
 
 
 def test_maskable_ppo_beats_random_at_a_quarter_of_the_price():

@@ -26,7 +26,7 @@ def beat(outputs: tuple[bytes, ...], wait: float = 0.15) -> str:
 
 def test_silence_shows_a_clock_that_is_erased_at_the_end():
     shown = beat(())
-    assert "grow: starting, 0:00" in shown
+    assert "grow: starting, 0 s" in shown
     assert shown.endswith(ERASE)
     assert "grow: working" in beat((b"line\n",))
 
@@ -70,8 +70,8 @@ def test_output_reaches_the_terminal_whole():
 
     found = watch(become)
     assert found.status == 0
-    assert "audit: starting, 0:00" in found.output
-    assert "audit: working, 0:00" in found.output
+    assert "audit: starting, 0." in found.output
+    assert "audit: working, 0." in found.output
     assert f"{ERASE}first\r\n" in found.output
     assert "\nproblem\r\n" in found.output
     assert found.output.endswith(ERASE)

@@ -18,6 +18,7 @@ from esper.leyline.statistics import (
     paired_difference,
     student_estimate,
     t_interval,
+    unpaired_difference,
 )
 
 ROWS = arrays(np.float64, st.integers(2, 30), elements=st.floats(-100, 100, width=32))
@@ -241,3 +242,21 @@ def test_probabilities_of_improvement_agree_with_rliable(strata):
         (ours, theirs), lambda x, y: np.array([metrics.probability_of_improvement(x, y)]), 3000
     )
     agree(improvement_estimate(ours, theirs), expected)
+
+
+def test_an_unpaired_difference_is_welchs():
+    from scipy.stats import ttest_ind
+
+    ours, theirs = np.array([1.0, 2.0, 4.0, 4.5]), np.array([0.5, 0.7, 0.2])
+    found = unpaired_difference(ours, theirs)
+    wanted = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high))
+    assert found.value == pytest.approx(ours.mean() - theirs.mean())
+
+
+def test_one_run_alone_has_an_unpaired_difference_without_an_interval():
+    found = unpaired_difference(np.array([1.0]), np.array([0.5, 0.7]))
+    assert found.value == pytest.approx(0.4)
+    assert np.isnan(found.low)
+    equal = unpaired_difference(np.array([1.0, 1.0]), np.array([0.5, 0.5]))
+    assert (equal.low, equal.high) == (0.5, 0.5)

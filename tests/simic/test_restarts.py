@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from engine_support import small_engine
-from esper.karn.tui.event_list import _line
-from esper.karn.views import EventLine, read_actions, read_rounds, read_seeds
+from esper.karn.views import EventLine, read_actions, read_rounds, read_seeds, sentences_of
 from esper.leyline import LifecycleOp
 from esper.leyline.codec import from_json, read_record, to_json
 from esper.leyline.context import FIXED, ContextSpec
@@ -85,9 +84,10 @@ def test_events_and_views_show_restarts(run):
     assert sum(len(payload["member_N"]) for payload in told(run)) == sum(restarted)
     assert {field.name for field in fields(MemberRestarted)} == told(run)[0].keys()
     event = EventLine("MEMBER_RESTARTED", 0, 1, 0.0, {"member_N": [0, 2], "restart_N": [1, 2]})
-    assert str(_line(event)).endswith(
-        "member restarted: member 0 began anew, member 2 began anew (restart 2)"
-    )
+    assert [one.text for one in sentences_of(event)] == [
+        "step 2, member 0: began anew (restart 1)",
+        "step 2, member 2: began anew (restart 2)",
+    ]
 
 
 def test_a_restart_ends_the_lives_of_seeds(run):

@@ -11,9 +11,9 @@ import pytest
 from esper.leyline.actions import ActionHead, BlendStyle
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import policy_spec
-from esper.simic.training.config import PLAIN_BLEND
 from esper.simic.training.runs.controllers import find_controller
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.tamiyo.frozen_heads import PLAIN_BLEND
 from esper_lab.audit.live import LiveRun, LiveSettings
 from esper_lab.audit.live_controllers import live_makers, load_controller, parse_live
 from esper_lab.audit.live_rows import live_path

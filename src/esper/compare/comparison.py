@@ -194,21 +194,17 @@ class Metric:
     field: str
     """Attribute of `PolicyResult`."""
     higher_is_better: bool
-    form: str
-    """Format of a value."""
-    difference: str
-    """Format of a difference."""
 
 
 METRICS: Final = (
-    Metric("score", "score", "score_N", True, ".4f", "+.4f"),
-    Metric("score_test", "score on test", "score_test_N", True, ".4f", "+.4f"),
-    Metric("test", "accuracy, test", "test_N", True, ".2%", "+.2%"),
-    Metric("accuracy", "accuracy, val_score", "accuracy_N", True, ".2%", "+.2%"),
-    Metric("parameters", "parameters", "parameters_N", False, ",.0f", "+,.0f"),
-    Metric("macs", "MACs", "macs_N", False, ",.0f", "+,.0f"),
-    Metric("flops_ratio", "training FLOPs / host's", "flops_ratio_N", False, ".3f", "+.3f"),
-    Metric("compute", "training FLOPs with search", "compute_N", False, ".3f", "+.3f"),
+    Metric("score", "score", "score_N", True),
+    Metric("score_test", "score on test", "score_test_N", True),
+    Metric("test", "accuracy, test", "test_N", True),
+    Metric("accuracy", "accuracy, val_score", "accuracy_N", True),
+    Metric("parameters", "parameters", "parameters_N", False),
+    Metric("macs", "MACs", "macs_N", False),
+    Metric("flops_ratio", "training FLOPs / host's", "flops_ratio_N", False),
+    Metric("compute", "training FLOPs with search", "compute_N", False),
 )
 """Compared metrics, in display order. Wall time is shared by the hosts of a population, so it has
 no interval."""

@@ -2,7 +2,7 @@
 
 Hosts, batches, episode length and score are the same for all. Policies that do not learn may use
 all blueprints and action heads, with seeds measured at every step; a controller uses the settings
-it was trained with.
+it was trained with, and a policy of a user's what its class says.
 
 A controller that was saved alone (`PPOAgent.save`) has the settings of --preset.
 """
@@ -21,7 +21,7 @@ from esper.compare.comparison import PolicyResult
 from esper.compare.config import Compare
 from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Ints
-from esper.leyline.errors import EsperError, shown
+from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
 from esper.leyline.user_errors import user_code
@@ -29,7 +29,6 @@ from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import (
-    FrozenHeads,
     PopulationConfig,
     TrainingConfig,
     preset,
@@ -37,6 +36,7 @@ from esper.simic.training.config import (
 )
 from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import ETA, rung_steps
+from esper.tamiyo.frozen_heads import FrozenHeads, read_frozen
 from esper.tamiyo.grammar import ParsedPolicy, unique_labels
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
@@ -235,11 +235,21 @@ def _decides_once(parsed: ParsedPolicy) -> bool:
 def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
     make = own_policy(files, parsed)
-    spec = with_plan_phase(spec) if make().plans else spec
+    policy, where = make(), f"of {parsed.text}"
+    spec = with_plan_phase(spec) if policy.plans else spec
+    for name in policy.blueprints:
+        if name not in spec.blueprints:
+            raise unknown_name("blueprint", name, spec.blueprints, where)
+    spec = replace(spec, blueprints=policy.blueprints or spec.blueprints)
+    population = PopulationConfig(
+        frozen_heads=read_frozen(policy.frozen_heads, spec.blueprints),
+        counterfactual_stride=policy.counterfactual_stride,
+    )
+    population.check(spec)
+    limits = _Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
-    identity = Identity(f"own:{parsed.name}", _Limits(spec.blueprints), digest)
-    return PolicyEntry(parsed, spec, identity, own=make)
+    return PolicyEntry(parsed, spec, Identity(f"own:{parsed.name}", limits, digest), own=make)
 
 
 def own_policy(files: UserFiles, parsed: ParsedPolicy) -> Callable[[], Policy]:

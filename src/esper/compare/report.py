@@ -15,7 +15,7 @@ from esper.compare.matching import matching_compute
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import FIXED, NAMED_CONTEXTS, ContextSpec
 from esper.leyline.errors import shorten
-from esper.plotting.numbers import interval
+from esper.plotting.numbers import interval, number, signed_interval
 
 TOPOLOGIES_SHOWN: Final = 3
 LABEL_SHOWN: Final = 24
@@ -64,11 +64,11 @@ def score_table(found: Comparison) -> Table:
         table.add_column(name, justify="right")
     for policy in found.policies:
         standing = policy.standing(score.name)
-        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.mean, ".3f")]
+        row = [shorten(policy.label, LABEL_SHOWN), interval(standing.mean)]
         if standing.difference is not None and standing.improvement is not None:
             row += [
-                interval(standing.difference.student, "+.3f"),
-                f"{standing.improvement.value:.2f}",
+                signed_interval(standing.difference.student),
+                number(standing.improvement.value),
                 _wins(policy, score),
             ]
         table.add_row(*map(escape, row))
@@ -88,7 +88,7 @@ def cost_table(found: Comparison) -> Table:
         table.add_column(name, justify="right")
     for policy in found.policies:
         values = [
-            format(policy.standing(metric.name).mean.value, metric.form)
+            number(policy.standing(metric.name).mean.value)
             for metric in METRICS
             if metric.name in names
         ]
@@ -161,16 +161,16 @@ def _metric_part(found: Comparison, metric: Metric) -> str:
         standing = policy.standing(metric.name)
         row = [
             policy.label,
-            interval(standing.mean, metric.form),
-            interval(standing.iqm, metric.form),
+            interval(standing.mean),
+            interval(standing.iqm),
         ]
         if standing.difference is None or standing.improvement is None:
             row += ["the reference", "", "", ""]
         else:
             row += [
-                interval(standing.difference.student, metric.difference),
-                interval(standing.difference.bootstrap, metric.difference),
-                interval(standing.improvement, ".2f"),
+                signed_interval(standing.difference.student),
+                signed_interval(standing.difference.bootstrap),
+                interval(standing.improvement),
                 _wins(policy, metric),
             ]
         rows.append(row)

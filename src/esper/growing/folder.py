@@ -8,6 +8,7 @@
         source/         copies of the user's files, if they were named
         trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
         result.json     frontier, pick and verdict
+        test_samples.npy  metric of each test sample, of the pick and the user's model
         report.html     the same for people
         sessions.json   which process searched when, and how that ended
         lock            held by the process that runs the search
@@ -17,6 +18,7 @@ JSON files carry a checksum.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -27,11 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
 from esper.growing.encoding import Encoding
 from esper.growing.runs import Table
+from esper.leyline.arrays import Doubles
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.storage import run_files
@@ -176,6 +180,12 @@ class GrowFolder:
         document = to_json(record)
         assert isinstance(document, dict)
         save_file(self.path / name, (json.dumps(seal(document), indent=1) + "\n").encode())
+
+    def save_test_samples(self, pick_N: Doubles, host_N: Doubles) -> None:
+        """Write the metric of each test sample, so that runs can be compared in pairs."""
+        file = io.BytesIO()
+        np.save(file, np.stack([pick_N, host_N]).astype(np.float32), allow_pickle=False)
+        save_file(self.path / run_files.TEST_SAMPLES, file.getvalue())
 
     # ---- the search -----------------------------------------------------------------------
 

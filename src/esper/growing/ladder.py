@@ -37,9 +37,11 @@ from esper.growing.proposals import (
     MAX_RUNS,
     Proposals,
     merits,
+    purposed,
     sizes,
 )
 from esper.growing.runs import Row, Table, finished, known
+from esper.growing.topologies import Topology
 from esper.leyline.streams import stream_seed
 from esper.plotting.pareto import hypervolume
 
@@ -91,7 +93,8 @@ class Ladder(Proposals):
 
     def _model(self, length: int) -> Row:
         recipe = replace(self.space.recipe, batches=length)
-        return self._row(0, 0, 0, self.networks.base.bare, recipe, "given")
+        row = self._row(0, 0, 0, self.networks.base.bare, recipe, "given")
+        return replace(row, purpose="first")
 
     def beside_first(self, table: Table, left: float, cost: Affordable) -> list[Row]:
         """The other rows of the first rung, which depend on no result.
@@ -131,12 +134,12 @@ class Ladder(Proposals):
         rung = table.rungs - 1
         earlier = [row for row in table.rows if row.rung < rung]
         if rung or self.settings.policy == "random":
-            yield from self._fresh(
-                self._neighbours(rung, earlier, self._generator(rung)), table.rows
-            )
+            near = self._neighbours(rung, earlier, self._generator(rung))
+            yield from self._fresh(purposed("neighbour", near), table.rows)
         else:
             longer = (replace(row, rung=0) for row in self._widths(1))
-            yield from self._fresh(chain(self._widths(0), longer), table.rows)
+            widths = purposed("opening", chain(self._widths(0), longer))
+            yield from self._fresh(widths, table.rows)
 
     def _affordable(
         self, fresh: Iterator[Row], cost: Affordable, left: float, most: float, least: int = 0
@@ -169,7 +172,7 @@ class Ladder(Proposals):
 
     def _in_full(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """The proposals of a rung, then neighbours, each for the length of a full run."""
-        near = self._neighbours(rung, rows, self._generator(rung))
+        near = purposed("neighbour", self._neighbours(rung, rows, self._generator(rung)))
         for row in chain(self._proposals(rung, rows), near):
             length = max(self._full, self.space.length(row.recipe))
             yield replace(row, rung=max(1, rung), recipe=self.space.lasting(row.recipe, length))
@@ -179,19 +182,26 @@ class Ladder(Proposals):
     def filling(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
         """Runs of the best networks that fit into what is left of the time.
 
-        `batches`: how many a network can be trained on; `count`: runs at a time.
+        They last a third of a full run at least, or as long as the network has been trained so far:
+        the last seconds are enough for a small one. `batches`: how many a network can be trained
+        on; `count`: runs at a time.
         """
         rows, space = table.rows, self.space
         done = [row for row in finished(rows) if not row.diverged and row.start is None]
+        lasted = dict[tuple[int, Topology], float]()
+        for row in done:
+            network = row.variant, row.topology
+            lasted[network] = max(lasted.get(network, 0.0), space.length(row.recipe))
         found = list[Row]()
         for row in sorted(done, key=lambda one: -known(one.merit)):
             length = min(self.settings.longer, space.usual(row.recipe, batches(row)))
-            if length < self._full / DIVISORS[1] or len(found) == count:
+            least = min(self._full / DIVISORS[1], lasted[row.variant, row.topology])
+            if length < least or len(found) == count:
                 continue
             again = self._again(row, table.rungs, length)
             if again.key not in {other.key for other in (*rows, *found)}:
                 found.append(replace(self.sized(again), number=len(rows) + len(found)))
-        return found
+        return list(purposed("filling", found))
 
     def finale(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
         """What may be the best in the end, in runs for the rest of the time.
@@ -207,9 +217,9 @@ class Ladder(Proposals):
             for row in self._candidates(near, batches)
         )
         long = (row for row in lasting if space.length(row.recipe) >= MIN_LONGER * longest)
-        found = list(islice(self._fresh(long, rows), count))
+        found = list(islice(self._fresh(purposed("finale", long), rows), count))
         if found:
-            found += self._reference(rung, rows, found)
+            found += purposed("reference", self._reference(rung, rows, found))
         return _numbered(list(self._fresh(iter(found), rows)), table)
 
     def _candidates(self, near: Sequence[Row], batches: Callable[[Row], int]) -> Iterator[Row]:
@@ -243,22 +253,25 @@ class Ladder(Proposals):
     def _proposals(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         generator = self._generator(rung)
         if self.settings.policy == "random":
-            return self._random(rung, generator)
+            return purposed("random", self._random(rung, generator))
         if rung == 0:
-            return self._widths(rung)
-        near = self._neighbours(rung, rows, generator)
+            return purposed("opening", self._widths(rung))
+        near = purposed("neighbour", self._neighbours(rung, rows, generator))
+        survivors = purposed("survivor", self._survivors(rung, rows))
+        regularised = purposed("regularised", self._regularised(rung, rows))
         if rung < FULL_RUNG:
-            return chain(self._survivors(rung, rows), self._regularised(rung, rows), near)
+            return chain(survivors, regularised, near)
         if rung == FULL_RUNG:
             return chain(
-                self._best(rung, rows),
-                self._regularised(rung, rows),
-                self._control(rung, rows),
-                self._widest(rung, rows),
-                self._survivors(rung, rows),
+                purposed("best", self._best(rung, rows)),
+                regularised,
+                purposed("control", self._control(rung, rows)),
+                purposed("widest", self._widest(rung, rows)),
+                survivors,
                 near,
             )
-        return chain(self._longer(rung, rows), self._unfinished(rung, rows), near)
+        longer = purposed("longer", self._longer(rung, rows))
+        return chain(longer, purposed("unfinished", self._unfinished(rung, rows)), near)
 
     def _generator(self, rung: int) -> np.random.Generator:
         return np.random.default_rng(stream_seed(self.settings.seed, "ladder", rung))

@@ -31,6 +31,7 @@ from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError
 from esper.leyline.variants import describe_variant
+from esper.storage.run_files import MAX_TEST_SAMPLES
 from esper.tasks.measuring import Measured, difference, judge
 
 _log: Final = logging.getLogger(__name__)
@@ -93,6 +94,9 @@ def make_result(
     printer.phase("writing the networks")
     scripts = Scripts(problem, info, search.networks, rows)
     writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
+    pick_N, host_N = measured[best].sample_N, measured[host_number].sample_N
+    if pick_N is not None and host_N is not None and len(pick_N) <= MAX_TEST_SAMPLES:
+        writes.append(lambda: folder.save_test_samples(pick_N, host_N))
     if files:
         writes.append(lambda: _store_all(models, problem.data, folder, printer.say))
         writes.append(lambda: keep_script(folder.path, best, lambda: scripts.of(records[best])))

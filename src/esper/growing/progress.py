@@ -19,7 +19,7 @@ from esper.growing.trainers.job import Running
 from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
-from esper.plotting.durations import format_duration
+from esper.plotting.durations import duration
 from esper.storage.live import LiveFile, LiveRecord
 
 BAR: Final = 24
@@ -75,7 +75,7 @@ class Progress:
         left, best = self.seconds_left, self.best_score
         return [
             f"{100 * self.share:.0f} %",
-            *([] if math.isnan(left) else [f"{format_duration(left)} left"]),
+            *([] if math.isnan(left) else [f"{duration(left)} left"]),
             *([] if math.isnan(best) else [f"best {best:.4f}"]),
             f"{self.runs_done} of {self.runs_planned} runs",
         ]
@@ -204,7 +204,7 @@ class ProgressPrinter:
         """The bar for a number of columns; 0: a plain line."""
         newest, now = self._newest, time.monotonic()
         if newest is None:
-            return f"{self._phase}, {format_duration(now - self._began)}"
+            return f"{self._phase}, {duration(now - self._began)}"
         newest = replace(newest, seconds=newest.seconds + now - self._looked)
         if not columns:
             return f"{self._phase}: {newest}"

@@ -9,7 +9,7 @@ A proposal depends only on runs that have ended, so that the same runs lead to t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from esper.growing.moves import SAME, Space, pick
 from esper.growing.networks import Networks
-from esper.growing.runs import Origin, Recipe, Row, finished, known
+from esper.growing.runs import Origin, Purpose, Recipe, Row, finished, known
 from esper.growing.settings import Policy
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.leyline.streams import stream_seed
@@ -382,6 +382,11 @@ class Proposals:
                     topology = with_seed(topology, slot, pick(options, generator))
             recipe = self.space.random(generator)
             yield self._row(rung, 0, variant, topology, recipe, _origin(variant, topology))
+
+
+def purposed(purpose: Purpose, rows: Iterable[Row]) -> Iterator[Row]:
+    """Rows that say why they are proposed."""
+    return (replace(row, purpose=purpose) for row in rows)
 
 
 def _origin(variant: int, topology: Topology) -> Origin:

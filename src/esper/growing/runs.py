@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from esper.growing.topologies import Topology
@@ -16,6 +16,11 @@ from esper.growing.topologies import Topology
 Origin = Literal["given", "width", "seeds", "grown", "pruned"]
 """How a network came about: the model as given; at another width or depth; with seeds from the
 start; a finished run's network with one seed more, or one less."""
+Purpose = Literal[
+    "", "first", "opening", "survivor", "best", "regularised", "control", "widest", "longer",
+    "unfinished", "neighbour", "filling", "finale", "reference", "random",
+]  # fmt: skip
+"""Why a run was proposed (`ladder.py`); empty in tables that do not record it."""
 Status = Literal["planned", "finished", "cut"]
 """`cut`: stopped before its end, and judged as it was; a resumed search trains it to its end."""
 WARM_UP: Final = 0.05
@@ -110,6 +115,8 @@ class Row:
     how: How = How()
     saved: bool = False
     """Its weights are in the run folder."""
+    purpose: Purpose = field(default="", metadata={"later": True})
+    """For people who read the table: nothing depends on it."""
 
     @property
     def ended(self) -> bool:

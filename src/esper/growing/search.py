@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Protocol
 
-import numpy as np
 from torch import Tensor
 
 from esper.growing.budget import Budget
@@ -33,7 +32,7 @@ from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 from esper.growing.trainers.probe import batch_seconds
-from esper.plotting.pareto import pareto
+from esper.plotting.pareto import validation_front
 
 SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
@@ -549,14 +548,10 @@ def within(rows: Sequence[Row], budget: Budget) -> list[Row]:
 
 
 def frontier_numbers(rows: Sequence[Row]) -> set[int]:
-    """Numbers of the runs whose networks none dominates on validation.
-
-    Of networks of one size with the same score the one with the lowest loss is taken.
-    """
-    some = sorted(judged(rows), key=lambda row: known(-row.loss), reverse=True)
-    score_N = np.array([row.merit for row in some])
-    size_N = np.array([float(row.params) for row in some])
-    return {some[index].number for index in pareto(score_N, size_N)} if some else set()
+    """Numbers of the runs whose networks none dominates on validation."""
+    some = judged(rows)
+    columns = zip(*((row.merit, float(row.params), row.loss) for row in some), strict=True)
+    return {some[index].number for index in validation_front(*columns)} if some else set()
 
 
 def control_numbers(rows: Sequence[Row]) -> set[int]:

@@ -226,6 +226,8 @@ def _limits(tried: Tried) -> list[str]:
     if tried.cap is not None and largest < CAP_SHARE * tried.cap:
         found.append(
             f"the largest network trained in full has {largest:,} of {tried.cap:,} parameters"
+            if largest
+            else "no network was trained in full"
         )
     if tried.diverged:
         found.append(f"{tried.diverged} of {tried.networks} networks diverged")

@@ -27,6 +27,7 @@ from esper.gym import registration as _registration
 if TYPE_CHECKING:
     from esper.gym.flat_actions import FlatActions as FlatActions
     from esper.gym.flat_env import flat as flat
+    from esper.gym.flat_policy import FlatPolicy as FlatPolicy
     from esper.gym.registration import register_tasks as register_tasks
     from esper.gym.sb3_env import sb3 as sb3
     from esper.gym.settings import EnvSettings as EnvSettings

@@ -25,6 +25,7 @@ from esper.leyline.actions import (
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
+from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA, parse_sampled_action
 from esper.tamiyo.scripted import FIXED_MASK, fixed_mask
 
@@ -44,6 +45,17 @@ class FlatActions:
         self.table_NA: Ints = np.array(rows, dtype=np.int64)
         """Heads of each action."""
         self._index = {tuple(row): index for index, row in enumerate(rows)}
+
+    @staticmethod
+    def observed(signals: TrainingSignals, frozen: Mapping[ActionHead, int]) -> FlatActions:
+        """The actions of the environment whose members are observed so."""
+        context, candidates = signals.context, signals.candidates
+        actions: ActionSpace = "full" if context.plans else "grow"
+        if context.restarts:
+            actions = "full+restart" if context.plans else "grow+restart"
+        # What does not fit a slot has no size there.
+        fits_SK = (candidates.params_SK > 0) | (candidates.macs_SK > 0)
+        return FlatActions(fits_SK, frozen, actions)
 
     def __len__(self) -> int:
         return len(self.table_NA)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from esper.leyline.actions import HEAD_CHOICES, ActionHead
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError, shown, unknown_name
@@ -19,13 +18,11 @@ from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import RewardProtocol
 from esper.simic.rewards.config import RewardConfig, RewardMode
 from esper.simic.rewards.factory import make_reward
-from esper.simic.training.config import PLAIN_BLEND, FrozenHeads, PopulationConfig, TaskConfig
+from esper.simic.training.config import PopulationConfig, TaskConfig
+from esper.tamiyo.frozen_heads import Frozen, read_frozen
 from esper.tasks.context_files import read_context
 from esper.tasks.registry import get_task_spec
 from esper.tasks.spec import TaskSpec
-
-Frozen = Literal["plain"] | Mapping[str, str | int | float]
-PLAIN = "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +93,7 @@ class EnvSettings(ComputeSettings):
         population = PopulationConfig(
             envs=int(members),
             counterfactual_stride=self.counterfactual_stride,
-            frozen_heads=_read_frozen(self.frozen_heads, spec.blueprints),
+            frozen_heads=read_frozen(self.frozen_heads, spec.blueprints),
             **self.compute(),
         )
         population.check(spec)
@@ -128,30 +125,3 @@ def _contexts(given: str | ContextSpec | None) -> ContextSpec | None:
     if isinstance(given, str):
         return read_context(given)
     raise EsperError(f"contexts={shown(given)}: give a name, a JSON file or a ContextSpec")
-
-
-def _read_frozen(given: Frozen | None, blueprints: tuple[str, ...]) -> FrozenHeads:
-    """Heads and indices of choices given by name.
-
-    >>> _read_frozen({"tempo": 3}, ()) == ((ActionHead.TEMPO, 0),)
-    True
-    """
-    if given is None:
-        return ()
-    if isinstance(given, str):
-        if given != PLAIN:
-            raise unknown_name("frozen_heads", given, (PLAIN,), "or a dict")
-        return PLAIN_BLEND
-    if not isinstance(given, Mapping):
-        raise EsperError(f"frozen_heads={shown(given)}: give 'plain' or a dict, head to choice")
-    heads = {head.name.lower(): head for head in ActionHead}
-    frozen = []
-    for name, choice in given.items():
-        if name not in heads:
-            raise unknown_name("head", str(name), heads, "of frozen_heads")
-        head = heads[name]
-        choices = blueprints if head is ActionHead.BLUEPRINT else HEAD_CHOICES.get(head, ())
-        if choices and str(choice) not in choices:
-            raise unknown_name(f"choice of {name}", str(choice), choices, "in frozen_heads")
-        frozen.append((head, choices.index(str(choice)) if choices else 0))
-    return tuple(frozen)

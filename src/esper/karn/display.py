@@ -13,7 +13,7 @@ from rich.text import Text
 
 from esper.karn.stages import stage_name
 from esper.leyline.stages import SeedStage
-from esper.plotting.durations import format_duration
+from esper.plotting.durations import duration
 
 PLAIN_LINES: Final = 10
 """Lines per run without a terminal."""
@@ -48,7 +48,7 @@ class Pace:
 
     def left(self, done: int) -> str:
         """The same in words."""
-        return format_duration(self.seconds_left(done))
+        return duration(self.seconds_left(done))
 
 
 def format_speed(member_steps_per_second: float, left: str) -> str:

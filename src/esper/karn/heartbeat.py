@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Self
 
-from esper.plotting.durations import format_duration
+from esper.plotting.durations import duration
 
 SILENCE: Final = 0.6
 """Seconds without output after which the line appears."""
@@ -106,5 +106,5 @@ class Heartbeat:
 
     def _line(self) -> str:
         doing = current_phase() or (WORKING if self._printed else STARTING)
-        clock = format_duration(time.monotonic() - self._began)
+        clock = duration(time.monotonic() - self._began)
         return f"{self._label}: {doing}, {clock}"[: max(1, self._columns() - 1)]

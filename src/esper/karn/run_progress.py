@@ -44,7 +44,7 @@ from esper.leyline.payloads import (
 from esper.leyline.records import BatchSummary
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.leyline.telemetry import TelemetryEvent
-from esper.plotting.durations import format_duration
+from esper.plotting.durations import duration
 
 _STAGE_ENTERED = {
     SeedGerminated: SeedStage.GERMINATED,
@@ -307,7 +307,7 @@ def _ending(finished: RunFinished) -> str:
     lost = f"; {_count(f.events_dropped, 'event')} dropped" if f.events_dropped else ""
     return (
         f"{f.status.name.lower()} after {_count(f.rounds_done, 'round')}, "
-        f"{_count(f.episodes_done, 'episode')}, {format_duration(f.seconds)}; "
+        f"{_count(f.episodes_done, 'episode')}, {duration(f.seconds)}; "
         f"best score {f.best_score:.3f}{lost}"
     )
 

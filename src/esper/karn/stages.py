@@ -17,7 +17,7 @@ STAGE_COLOURS: Final[Mapping[SeedStage, str]] = MappingProxyType(
         _S.TRAINING: "#ffd166",
         _S.BLENDING: "#a8d99c",
         _S.HOLDING: "#4fae78",
-        _S.FOSSILIZED: "#14532d",
+        _S.FOSSILIZED: "#1e7d48",
         _S.PRUNED: "#b0a8b9",
         _S.EMBARGOED: "#cfc9d4",
         _S.RESETTING: "#dedae1",

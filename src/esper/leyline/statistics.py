@@ -49,6 +49,9 @@ class Estimate:
     high: float
 
 
+_NOT_KNOWN: Final = Estimate(np.nan, np.nan, np.nan)
+
+
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
     """Paired difference of two methods over the same runs."""
@@ -129,6 +132,37 @@ def paired_difference(ours_N: Doubles, theirs_N: Doubles) -> PairedDifference:
         equal=int((difference == 0).sum()),
         below=int((difference < 0).sum()),
     )
+
+
+def unpaired_difference(ours_N: Doubles, theirs_M: Doubles) -> Estimate:
+    """Difference of the means of independent runs, with Welch's t interval.
+
+    >>> unpaired_difference(np.array([2.0, 4.0]), np.array([1.0, 1.0])).value
+    2.0
+    """
+    from scipy.special import stdtrit
+
+    ours, theirs = _one_stratum(ours_N), _one_stratum(theirs_M)
+    value = float(ours.mean() - theirs.mean())
+    if min(len(ours), len(theirs)) < 2:
+        return Estimate(value, np.nan, np.nan)
+    spread = np.array([ours.var(ddof=1) / len(ours), theirs.var(ddof=1) / len(theirs)])
+    if not spread.sum() > 0.0:
+        return Estimate(value, value, value) if np.isfinite(value) else _NOT_KNOWN
+    freedom = spread.sum() ** 2 / (spread**2 / (np.array([len(ours), len(theirs)]) - 1)).sum()
+    reach = float(stdtrit(freedom, 0.5 + LEVEL / 2) * np.sqrt(spread.sum()))
+    return Estimate(value, value - reach, value + reach)
+
+
+def independent_difference(ours: Estimate, theirs: Estimate) -> Estimate:
+    """Difference of independent estimates; their intervals add in quadrature.
+
+    >>> independent_difference(Estimate(3.0, 0.0, 6.0), Estimate(1.0, -3.0, 5.0))
+    Estimate(value=2.0, low=-3.0, high=7.0)
+    """
+    value = ours.value - theirs.value
+    reach = float(np.hypot(ours.high - ours.low, theirs.high - theirs.low)) / 2
+    return Estimate(value, value - reach, value + reach)
 
 
 def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:

@@ -1,28 +1,24 @@
-"""Durations in words."""
+"""Durations in words; `static/js/format.js` of the dashboard writes the same."""
 
 from __future__ import annotations
 
 import math
 
 
-def format_duration(seconds: float) -> str:
-    """Format as m:ss, or h:mm:ss from an hour on."""
-    if not math.isfinite(seconds):
-        return "-:--"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+def duration(seconds: float | None) -> str:
+    """A time in words, in its two largest units; a dash if it is not known.
 
-
-def duration_text(seconds: float | None) -> str:
-    """A time in words.
-
-    >>> duration_text(75.2), duration_text(8000), duration_text(None)
-    ('1 min 15 s', '2 h 13 min', '-')
+    >>> duration(0.26), duration(75.2), duration(8000), duration(100_000), duration(None)
+    ('0.3 s', '1 min 15 s', '2 h 13 min', '1 d 3 h', '-')
     """
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes >= 60:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+    seconds = max(0.0, seconds)
+    if 0.05 <= seconds < 0.95:
+        return f"0.{math.floor(seconds * 10 + 0.5)} s"
+    whole = math.floor(seconds + 0.5)
+    for unit, name, part, rest in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"),
+                                   (60, "min", 1, "s")):  # fmt: skip
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // part} {rest}"
+    return f"{whole} s"

@@ -92,6 +92,22 @@ def pareto(score_N: Doubles, size_N: Doubles) -> Ints:
     return np.array(list(seen.values()), dtype=np.int64)
 
 
+def validation_front(
+    merit: Sequence[float], size: Sequence[float], loss: Sequence[float]
+) -> list[int]:
+    """Indices of the runs of a search that none dominates on validation, smallest first.
+
+    `merit`: the score so that higher is better. Of runs of one size with the same score the one
+    with the lowest loss is taken, an unknown one last.
+
+    >>> validation_front([0.5, 0.9, 0.9, 0.8], [10, 20, 20, 30], [1.0, 0.7, 0.6, 0.1])
+    [0, 2]
+    """
+    order = sorted(range(len(merit)), key=lambda i: math.inf if math.isnan(loss[i]) else loss[i])
+    merit_N, size_N = (np.array([of[i] for i in order], dtype=float) for of in (merit, size))
+    return [order[index] for index in pareto(merit_N, size_N)]
+
+
 def hypervolume(
     score_N: Doubles, size_N: Doubles, largest: float, smallest: float, worst: float = 0.0
 ) -> float:

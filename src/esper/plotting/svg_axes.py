@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from esper.plotting.html import Markup, markup, tag
-from esper.plotting.numbers import short_number
+from esper.plotting.numbers import tick_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,12 @@ def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
 def x_axis(scale: Scale, ticks: Sequence[float], top: float, bottom: float, title: str) -> Markup:
     """Grid lines, numbers and the title of the horizontal axis."""
     parts = [tag("line", x1=scale.start, x2=scale.end, y1=bottom, y2=bottom, class_="axis")]
-    for value in _apart(ticks, scale):
+    kept = _apart(ticks, scale)
+    for value, text in zip(kept, tick_texts(kept), strict=True):
         x = scale(value)
         parts += [
             tag("line", x1=x, x2=x, y1=top, y2=bottom, class_="grid"),
-            tag("text", short_number(value), x=x, y=bottom + 18, text_anchor="middle",
+            tag("text", text, x=x, y=bottom + 18, text_anchor="middle",
                 class_="tick"),
         ]  # fmt: skip
     middle = (scale.start + scale.end) / 2
@@ -87,11 +88,12 @@ def x_axis(scale: Scale, ticks: Sequence[float], top: float, bottom: float, titl
 def y_axis(scale: Scale, left: float, right: float, title: str) -> Markup:
     """Grid lines, numbers and the title of the vertical axis."""
     parts = [tag("line", x1=left, x2=left, y1=scale.start, y2=scale.end, class_="axis")]
-    for value in scale.ticks():
+    ticks = scale.ticks()
+    for value, text in zip(ticks, tick_texts(ticks), strict=True):
         y = scale(value)
         parts += [
             tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"),
-            tag("text", f"{value:.10g}", x=left - 8, y=y + 4, text_anchor="end", class_="tick"),
+            tag("text", text, x=left - 8, y=y + 4, text_anchor="end", class_="tick"),
         ]
     parts.append(tag("text", title, x=left - 44, y=scale.end - 10, class_="note"))
     return markup(*parts)

@@ -35,7 +35,7 @@ COMMANDS: Final = {
         works_long=True,
     ),
     "tasks": Command("esper.scripts.tasks", "list tasks and the location of their data"),
-    "runs": Command("esper.scripts.runs", "list runs and their progress"),
+    "runs": Command("esper.scripts.runs", "list runs and their progress; tag them"),
     "doctor": Command(
         "esper.scripts.doctor", "show the environment: device, versions, executor, data"
     ),

@@ -75,7 +75,7 @@ def _show_training_run(path: Path, as_json: bool) -> None:
     """Verdict, and what the list of runs knows about it."""
     from esper.karn import views
     from esper.karn.report.page import verdict
-    from esper.plotting.durations import duration_text
+    from esper.plotting.durations import duration
     from esper.scripts.runs import entry
 
     found = views.run_summary(path)
@@ -97,7 +97,7 @@ def _show_training_run(path: Path, as_json: bool) -> None:
         ("best round", "" if found.best_round is None else f"{found.best_round}, training score "
                        f"{found.best_score or float('nan'):.4f}"),
         ("seed", "" if found.seed is None else str(found.seed)),
-        ("time", "" if found.seconds is None else duration_text(found.seconds)),
+        ("time", duration(found.seconds)),
         ("created", f"{found.created} UTC" if found.created else ""),
         ("resume with", found.resume),
         ("folder", str(path)),
@@ -116,7 +116,7 @@ def _show_contenders(path: Path, as_json: bool) -> None:
     from esper.karn import views
     from esper.karn.console import console_for_report
     from esper.karn.report.page import verdict
-    from esper.plotting.numbers import interval, number
+    from esper.plotting.numbers import interval, number, signed_interval
     from esper.scripts.runs import entry
 
     found, contenders = views.run_summary(path), views.read_contenders(path)
@@ -132,10 +132,10 @@ def _show_contenders(path: Path, as_json: bool) -> None:
         table.add_row(
             Text(one.label, overflow="fold"),
             interval(one.score),
-            "the reference" if one.is_reference else interval(one.difference, "+.4f"),
+            "the reference" if one.is_reference else signed_interval(one.difference),
             number(one.test.value),
-            number(one.params, ",.0f"),
-            number(one.compute, ".2f"),
+            number(one.params),
+            number(one.compute),
             str(one.n),
         )
     if contenders:

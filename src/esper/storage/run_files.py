@@ -6,6 +6,8 @@ from typing import Final
 
 REPORT_PAGE: Final = "report.html"
 """Report of any run, one self-contained page."""
+TAGS: Final = "tags.json"
+"""Tags that people gave any run (`tags.py`)."""
 SESSIONS: Final = "sessions.json"
 """Which process worked on a comparison or an audit when, and how it ended."""
 LIVE: Final = "live.json"
@@ -17,6 +19,7 @@ RUN_SCHEMA: Final = 3
 """Version of `run.json` and the files beside it. Incremented by every change of them."""
 CONFIG: Final = "config.json"
 SESSION: Final = "session.json"
+RETENTION: Final = "retention.json"
 CHECKPOINTS: Final = "checkpoints"
 CHECKPOINT: Final = "checkpoint.json"
 """Manifest of a checkpoint."""
@@ -44,6 +47,10 @@ GROW_SCHEMA: Final = 2
 """Version of `grow.json` and the files beside it, as all of these."""
 SEARCH: Final = "search.json"
 RESULT: Final = "result.json"
+TEST_SAMPLES: Final = "test_samples.npy"
+"""Metric of each test sample, of the pick and of the model as given: float32 `[2, N]`."""
+MAX_TEST_SAMPLES: Final = 200_000
+"""Of more test samples no single values are kept: the file has 1.6 MB then."""
 GROWN_NETWORKS: Final = "networks"
 
 # ---- esper compare -----------------------------------------------------------------------------

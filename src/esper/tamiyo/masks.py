@@ -15,10 +15,10 @@ from esper.leyline.arrays import Bools, read_only
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.tamiyo.actions import HEAD_USED_OA
+from esper.tamiyo.frozen_heads import check_frozen
 
 _GROWS = [int(LifecycleOp.GERMINATE), int(LifecycleOp.PLANT)]
 
-UNFREEZABLE_HEADS = (ActionHead.OP, ActionHead.SLOT)
 """Heads that cannot be frozen: their masks depend on the member and the step."""
 
 
@@ -107,15 +107,3 @@ def _check_shapes(legal_ESO: Bools, fits_ESK: Bools) -> None:
             f"masks: legal_ESO of shape {legal_ESO.shape}, expected [E, S, {len(LifecycleOp)}] "
             f"with fits_ESK of shape {fits_ESK.shape}, [E, S, K]"
         )
-
-
-def check_frozen(frozen: Mapping[ActionHead, int], blueprints: int) -> None:
-    """Raise for a head that cannot be frozen, or an index out of its range."""
-    for head, index in frozen.items():
-        if head in UNFREEZABLE_HEADS:
-            name = ActionHead(head).name
-            raise EsperError(f"frozen head {name}: only the heads after SLOT can be frozen")
-        count = blueprints if head == ActionHead.BLUEPRINT else len(HEAD_CHOICES[head])
-        if index not in range(count):
-            name = ActionHead(head).name
-            raise EsperError(f"frozen head {name}: index {index}, valid are 0 to {count - 1}")

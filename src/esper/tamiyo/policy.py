@@ -36,6 +36,7 @@ from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.user_errors import user_code
+from esper.tamiyo.frozen_heads import Frozen
 from esper.tamiyo.scripted import (
     ScriptedPolicy,
     build_actions,
@@ -63,6 +64,12 @@ class Policy:
     then true in the first decisions, one for each slot."""
     reads_activation_gradients: bool = False
     """Whether `signals.activation_grad_ES` is measured; an extra pass per step."""
+    blueprints: tuple[str, ...] = ()
+    """Blueprints that it may grow; empty: all of the task's."""
+    frozen_heads: Frozen | None = None
+    """Heads with one choice, by name: `{"tempo": 3}`; `plain`: all but what, where and when."""
+    counterfactual_stride: int = 1
+    """Steps between measurements of what seeds contribute."""
     signals: TrainingSignals
     """What is observed now, read-only; set before `act`."""
     masks: ActionMasks

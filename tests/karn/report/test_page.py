@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn import views
+from esper.karn.report.growth_picture import growth_picture
 from esper.karn.report.life_lines import life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.report.page import page, write_page
@@ -20,6 +21,7 @@ from esper.karn.report.sections import MAX_ROWS, thinned
 from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.line_plot import Series, line_plot, score_scale
+from esper.plotting.numbers import interval
 from esper.scripts import report, show
 from esper.storage.sealed_json import read_document, seal
 
@@ -70,7 +72,7 @@ def test_every_plot_is_also_a_table(text):
 
 def test_it_says_what_the_views_say(run, text):
     last = views.read_rounds(run)[-1]
-    assert f"{last.score.value:.4f} ({last.score.low:.4f} to {last.score.high:.4f})" in text
+    assert interval(last.score) in text
     for life in views.read_seeds(run):
         assert life.blueprint in text
     assert "Life lines of seeds" in text
@@ -114,13 +116,30 @@ def spans(drawn: str) -> list[float]:
 
 
 def test_a_life_line_is_as_long_as_its_stages(run):
-    life = views.read_seeds(run, 0, 1)[0]
+    life = views.seed_growth(views.read_seeds(run, 0, 1), ())[0]
     one = replace(life, stages=(views.StageSpan("TRAINING", 2, 6),))
     drawn = life_lines([one], [one.slot], length=8)
     assert spans(drawn)[0] == pytest.approx((740 - 76) * 4 / 8, abs=0.1)
     assert "training" in drawn
     still = replace(life, stages=(views.StageSpan("HOLDING", 4, None),))
     assert spans(life_lines([still], [one.slot], length=8))[0] == pytest.approx(332, abs=0.1)
+
+
+def test_the_best_member_is_drawn_with_its_intervals_and_told_in_sentences(run, monkeypatch):
+    every = (views.read_growth(run, at, member) for at in range(3) for member in range(2))
+    growth = next(one for one in every if one.told)
+    monkeypatch.setattr(views, "read_growth", lambda _: growth)
+    sections = unescape(page(run)).split("<section>")
+    (part,) = [one for one in sections if f"How member {growth.member} grew" in one]
+    for one in growth.told:
+        assert f"<td>{one.what}</td>" in part
+    assert part.count("<tr") == 1 + len(growth.told)
+    seed = replace(views.seed_growth(views.read_seeds(run, 0, 2), ())[0], slot=growth.slots[0])
+    sure = tuple(views.Measurement(at, 0.05, 0.01) for at in (1, 2))
+    drawn = growth_picture(replace(growth, seeds=(replace(seed, measured=sure),)))
+    assert drawn.count("band") == 1
+    assert "band" not in growth_picture(replace(growth, seeds=(seed,)))
+    assert "no seed" in growth_picture(replace(growth, seeds=()))
 
 
 def test_life_lines_of_nothing_say_why():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -77,6 +78,20 @@ def test_small_terminal_shows_one_panel_by_number(key, word):
     assert word in text
     assert all(len(line) <= SMALL[0] for line in text.splitlines())
     assert "q Quit" in text
+
+
+def test_events_are_sentences_newest_first():
+    payload = {"member_N": [3], "slot_N": [1], "blueprint_N": [1], "params_N": [308]}
+    events = tuple(
+        views.EventLine(kind, 1, step, 1.0, payload)
+        for kind, step in (("SEED_GERMINATED", 2), ("THROUGHPUT", None), ("SEED_FOSSILIZED", 11))
+    )
+    text = shown(replace(training_shot(), events=events), SMALL, ("6",))
+    newest = "round 2 step 12, member 3: conv_light in r0c1 made permanent, +308 parameters"
+    oldest = "round 2 step 3, member 3: conv_light in r0c1 germinated, +308 parameters"
+    words = " ".join(text.replace("│", " ").split())
+    times = re.sub(r"\d\d:\d\d:\d\d ", "", words)
+    assert f"{newest} {oldest}" in times, "nothing is cut off, nothing is between them"
 
 
 def test_life_lines_read_without_colour():

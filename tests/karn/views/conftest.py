@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from view_support import compare_run, grow_run, policy_run
+
+
+@pytest.fixture
+def copy(ppo, tmp_path) -> Path:
+    return shutil.copytree(ppo, tmp_path / "run")
 
 
 @pytest.fixture(scope="session")

@@ -31,12 +31,6 @@ def rewrite(path: Path, change) -> None:
     path.write_text(json.dumps(seal(document)))
 
 
-@pytest.fixture
-def copy(ppo, tmp_path) -> Path:
-    shutil.copytree(ppo, tmp_path / "run")
-    return tmp_path / "run"
-
-
 def test_no_view_imports_torch():
     code = (
         "import sys, esper.karn.views as v; [getattr(v, name) for name in v.__all__]; "

@@ -13,14 +13,17 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from esper.karn.report.page import page as report_page
 from esper.karn.web.places import id_of
 from esper.storage.folder_lock import FolderLock
 from esper.storage.live import LiveFile, LiveRecord
-from search_folder import RESULT, ROWS, search_folder, write
-from web_support import CHROMIUM, HOSTILE, REQUIRED, browser, server, train
+from esper.storage.run_files import TEST_SAMPLES
+from esper.storage.tags import change_tags
+from search_folder import INFO, RESULT, ROWS, row, search_folder, write
+from web_support import CHROMIUM, HOSTILE, REQUIRED, browser, comparison, server, train
 
 pytestmark = pytest.mark.skipif(
     not REQUIRED and (CHROMIUM is None or find_spec("playwright") is None),
@@ -100,20 +103,27 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
     lock = FolderLock(run)
     with server(tmp_path / "runs") as (address, _), browser(messages=messages) as page:
         page.goto(f"{address}runs/grown")
-        networks = page.locator(".network")
+        networks = page.locator("#frontier .network")
         networks.first.wait_for()
         result = page.locator(".result-facts")
         assert "validation accuracy\n0.7" in result.inner_text()
         write(run / "search.json", {"rows": list(ROWS), "seconds": 12.0, "ended": ""})
-        wait_for_more(page, ".network", 4)
+        wait_for_more(page, "#frontier .network", 4)
         assert page.locator("#frontier .axis text", has_text="validation score (accuracy)").count()
-        assert page.locator('.network .mark[fill="var(--panel)"]').count() == 5, "all are hollow"
-        assert page.locator(".network .mark[stroke-dasharray]").count() == 1, "one is under way"
+        assert page.locator("#lineage .network").count() == 6, "one is not trained yet"
+        assert page.locator('#frontier .network .mark[fill="var(--panel)"]').count() == 5, (
+            "all are hollow"
+        )
+        assert page.locator("#frontier .network .mark[stroke-dasharray]").count() == 1, (
+            "one is under way"
+        )
 
         write(run / "result.json", RESULT)
         lock.release()
-        page.get_by_text("Finished.").wait_for()
-        assert page.locator('.network .mark[fill="var(--panel)"]').count() == 3, "two are filled"
+        page.locator(".sentence", has_text="Finished.").wait_for()
+        assert page.locator('#frontier .network .mark[fill="var(--panel)"]').count() == 3, (
+            "two are filled"
+        )
         page.locator("#frontier select").first.select_option("test")
         assert page.locator("#frontier .axis text", has_text="test score (accuracy)").count()
         assert networks.count() == 2, "none without a test score is on its axis"
@@ -124,6 +134,7 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         assert page.locator(".headline").inner_text() == RESULT["verdict"]
         assert "test accuracy\n0.85" in result.inner_text()
         assert networks.count() == 2
+        assert "search.json" in page.locator("#lineage .problem").inner_text()
     assert messages == []
 
 
@@ -189,20 +200,182 @@ def test_a_network_is_found_pinned_and_left_by_keyboard_alone(tmp_path):
         assert "test accuracy 0.8500" in page.locator("td.result").inner_text()
 
 
+def test_a_run_shows_where_it_came_from_and_is_one_selection_in_all_plots(tmp_path):
+    search_folder(tmp_path / "runs" / "grown")
+    with server(tmp_path / "runs") as (address, _), browser() as page:
+        page.goto(f"{address}runs/grown")
+
+        def mark(figure: str, label: int):
+            return page.locator(f'#{figure} .network[data-label="{label}"]')
+
+        mark("lineage", 1).hover()
+        card, family = page.locator(".card"), page.locator("#lineage .network.family")
+        assert "From #0, rate 0.02." in card.inner_text()
+        assert family.count() == 2, "itself and your model"
+        assert page.locator("#lineage .edge.family").count() == 1
+        mark("lineage", 2).click()
+        assert mark("frontier", 2).get_attribute("aria-pressed") == "true"
+        assert mark("best", 2).get_attribute("aria-pressed") == "true"
+        page.get_by_role("link", name="networks/0002.py").wait_for()
+        mark("lineage", 2).press("ArrowLeft")
+        assert "The first run: your model" in card.inner_text()
+        assert family.count() == 3, "all that came from it"
+        page.keyboard.press("ArrowRight")
+        assert "From #0, rate 0.02." in card.inner_text()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Enter")
+        assert page.locator('[aria-pressed="true"][data-label="2"]').count() == 0, "one at a time"
+        mark("lineage", 5).focus()
+        assert "Not started" in card.inner_text() or "Not trained yet" in card.inner_text()
+
+
+def test_four_hundred_runs_stay_in_their_box(tmp_path):
+    """The page never scrolls sideways, and a run that is pinned elsewhere is scrolled to."""
+    rows = tuple(
+        row(n, 100 + n % 40, 0.5 + n / 1000, rung=n // 50, topology=["", f"seed{n % 40}"],
+            parent=n - 50 if n >= 50 else None)
+        for n in range(400)
+    )  # fmt: skip
+    run = search_folder(tmp_path / "runs" / "grown", rows, has_result=False)
+    write(run / "grow.json", INFO | {"fingerprint": 64 * "4"})
+    (run / "report.html").write_text(report_page(run))
+    inside = "node => [node.clientHeight, node.scrollHeight, node.scrollTop]"
+    with server(tmp_path / "runs") as (address, _), browser(400) as page:
+        page.goto(f"{address}runs/grown")
+        wait_for_more(page, "#lineage .network", 399)
+        box = page.locator("#lineage .lineage-box")
+        height, whole, top = box.evaluate(inside)
+        assert height <= 480 < whole
+        page.locator('#frontier .network[data-label="399"]').press("Enter")
+        assert box.evaluate(inside)[2] > top
+        page_width = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.evaluate(page_width) == 0
+        page.goto(f"{address}runs/grown/report")
+        assert page.locator("section.tall svg").count() == 1
+        assert page.evaluate(page_width) == 0, "nor does the report"
+
+
+def test_a_link_to_the_list_shows_the_same_list(tmp_path):
+    messages: list[str] = []
+    for number, name in enumerate(("first", "second", "third")):
+        run = search_folder(tmp_path / "runs" / name)
+        write(run / "grow.json", INFO | {"seed": number, "epochs": 10.0 - number})
+        if number:
+            change_tags(run, add=["good", "<b>"])
+    comparison(tmp_path / "runs" / "cmp")
+    with server(tmp_path / "runs") as (address, _), browser(messages=messages) as page:
+        page.goto(address)
+        page.get_by_label("Compare third").check()
+        page.get_by_label("Compare cmp").check()
+        page.locator(".tools select").first.select_option("grow")
+        page.get_by_label("Show runs tagged good").first.click()
+        page.get_by_role("button", name="Columns").focus()
+        page.keyboard.press("Enter")
+        page.locator("fieldset").nth(1).wait_for()
+        page.keyboard.type("epochs")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Space")
+        page.keyboard.press("Escape")
+        assert page.evaluate("document.activeElement.textContent") == "Columns"
+        page.get_by_role("button", name="epochs", exact=True).click()
+        page.locator("td.setting", has_text="8").wait_for()
+        look = "[...document.querySelectorAll('table.runs tr, .bar, .chips')].map(n => n.innerText)"
+        before = page.evaluate(look)
+        assert page.locator("tbody .name a:first-child").all_inner_texts() == ["third", "second"]
+        assert page.locator('[aria-sort="ascending"]').inner_text().startswith("epochs")
+        assert "2 selected, 1 of them hidden by the filter" in before[-1]
+        page.reload()
+        page.locator("td.setting", has_text="8").wait_for()
+        assert page.evaluate(look) == before
+        assert page.get_by_label("Compare third").is_checked()
+        assert page.locator(".tools select").first.input_value() == "grow"
+        page.get_by_role("link", name="Compare 2 selected").click()
+        page.locator(".run-card").nth(1).wait_for()
+        page.go_back()
+        page.locator("td.setting", has_text="8").wait_for()
+        assert page.evaluate(look) == before
+        page.goto(
+            f"{address}?col=setting:__proto__&col=nothing&sort=constructor&kind=x&run=..%2Fup"
+        )
+        page.locator("tbody tr").nth(3).wait_for()
+    assert messages == []
+
+
+def test_five_hundred_runs_are_sorted_and_filtered_without_a_wait(tmp_path):
+    first = search_folder(tmp_path / "runs" / "run-000")
+    for number in range(1, 500):
+        shutil.copytree(first, tmp_path / "runs" / f"run-{number:03d}", copy_function=os.link)
+    with server(tmp_path / "runs") as (address, _), browser() as page:
+        page.goto(address)
+        page.locator("tbody tr").nth(499).wait_for()
+        sort, find = page.get_by_role("button", name="run", exact=True), page.locator("#filter")
+        began = time.monotonic()
+        sort.click()
+        sort.click()
+        find.fill("run-12")
+        page.locator("tbody tr").nth(10).wait_for(state="detached")
+        assert time.monotonic() - began < 3.0
+        assert page.locator("tbody tr").count() == 10
+        find.fill("")
+        page.mouse.wheel(0, 9000)
+        page.get_by_label("Compare run-250").check()
+        assert page.get_by_text("1 selected", exact=True).is_visible()
+        assert page.get_by_role("link", name="Compare").last.evaluate(
+            "n => n.getBoundingClientRect().bottom <= innerHeight"
+        ), "in reach wherever the page is scrolled to"
+
+
+def test_a_comparison_keeps_its_baseline_and_folds_equal_settings_away(tmp_path):
+    messages: list[str] = []
+    for number, name in enumerate(("one", "two")):
+        run = search_folder(tmp_path / "runs" / name)
+        write(run / "grow.json", INFO | {"budget": {"params": 500 + number}})
+        np.save(run / TEST_SAMPLES, np.array([[1, 1, 1, number], [1, 0, 1, 0]], np.float32))
+    with server(tmp_path / "runs") as (address, _), browser(messages=messages) as page:
+        page.goto(f"{address}compare?run=one&run=two")
+        page.get_by_role("heading", name="Differences to one").wait_for()
+        row = page.locator(".difference").first.locator("tbody tr").nth(1)
+        for words in ("two", "+0.25 [", "no clear difference", "paired: the same 4 test samples"):
+            assert words in row.inner_text(), words
+        assert page.locator("#settings .nested:visible").all_inner_texts() == ["params"]
+        assert page.locator("#settings td.changed:visible").all_inner_texts() == ["501"]
+        page.locator("#settings summary").click()
+        assert page.get_by_text("cross_entropy").is_visible()
+        page.get_by_label("Baseline: two").check()
+        page.get_by_role("heading", name="Differences to two").wait_for()
+        page.reload()
+        page.get_by_role("heading", name="Differences to two").wait_for()
+        assert page.get_by_label("Baseline: two").is_checked()
+        page.get_by_label("Remove one").click()
+        page.wait_for_url("**/compare?run=two")
+    assert messages == []
+
+
 @pytest.mark.skipif(not REQUIRED and not AXE.exists(), reason="needs axe-core: make test-browser")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_of_a_search_pass_axe_and_fit_a_phone(tmp_path, scheme):
-    search_folder(tmp_path / "runs" / "grown")
+    for name in ("grown", "other"):
+        change_tags(search_folder(tmp_path / "runs" / name), add=["good"])
+    compared = "compare?run=grown&run=other"
     ask = "axe.run().then(found => found.violations.map(one => one.id + one.nodes[0].html))"
     wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
     for width in (390, 1280):
         with server(tmp_path / "runs") as (address, _), browser(width, scheme) as page:
-            for path, part in (("", "td.result"), ("runs/grown", ".network"), ("nowhere", "h1")):
+            for path, part in (
+                ("", "td.result"),
+                ("?tag=good&sort=name", "td.result"),
+                (compared, ".difference"),
+                ("runs/grown", ".network"),
+                ("nowhere", "h1"),
+            ):
                 page.goto(address + path)
                 page.locator(part).first.wait_for()
                 if path == "runs/grown":
                     page.locator(".network .mark").first.click()
                     page.get_by_role("heading", name="Training loss").wait_for()
+                if path.startswith("?"):
+                    page.get_by_role("button", name="Columns").click()
+                    page.locator("fieldset").nth(1).wait_for()
                 page.evaluate(AXE.read_text())
                 assert page.evaluate(ask) == [], path
                 assert not page.evaluate(wide), path

@@ -16,11 +16,13 @@ from esper.karn.web import listing
 from esper.karn.web.access import access_for
 from esper.karn.web.app import make_app
 from esper.karn.web.assets import STATIC
+from esper.karn.web.comparing import MAX_RUNS
 from esper.karn.web.feed import MAX_POINTS, RunFeed, thinned
 from esper.karn.web.places import RunsFolder, id_of
 from esper.leyline.stages import SeedStage
 from esper.leyline.text import visible
 from esper.storage.folder_lock import FolderLock
+from esper.storage.tags import change_tags
 from search_folder import search_folder
 from web_support import ADDRESS, HOSTILE, SOCKETS
 
@@ -146,9 +148,24 @@ def test_life_lines_are_of_the_newest_round_or_the_one_asked_for(client):
     assert (beyond["round"], beyond["first"]) == (1, 0)
 
 
+def test_a_member_is_the_one_asked_for_by_default_the_best_of_the_newest_round(client):
+    found = client.get("/api/runs/ppo/growth").json()
+    scores = [one["score"] for one in found["members"]]
+    assert (found["round"], found["member"]) == (1, scores.index(max(scores)))
+    for member in range(2):
+        one = client.get(f"/api/runs/ppo/growth?round=0&member={member}").json()
+        assert (one["round"], one["member"], one["newest"]) == (0, member, 1)
+        assert {seed["member"] for seed in one["seeds"]} <= {member}
+        assert [point["at"] for point in one["points"]] == list(range(1, one["steps"] + 1))
+        assert one["told"] == sorted(one["told"], key=lambda said: said["at"])
+    beyond = client.get("/api/runs/ppo/growth?round=99999999999999999999&member=7").json()
+    assert (beyond["round"], beyond["member"]) == (1, 1)
+
+
+@pytest.mark.parametrize("part", ["seeds", "growth"])
 @pytest.mark.parametrize("query", ["round=-1", "round=x", "member=1.5", "round=٣"])
-def test_a_round_that_is_none_is_refused(client, query):
-    answer = client.get(f"/api/runs/ppo/seeds?{query}")
+def test_a_round_that_is_none_is_refused(client, part, query):
+    answer = client.get(f"/api/runs/ppo/{part}?{query}")
     assert answer.status_code == 400
     assert "whole number" in answer.json()["error"]
 
@@ -183,7 +200,7 @@ def test_a_socket_sends_everything_then_what_is_new_and_says_when_the_writer_is_
             file.write(json.dumps(line) + "\n")
         new = socket.receive_json()
         assert [(event["type"], event["text"]) for event in new["events"]] == [
-            ("ANOMALY_DETECTED", "kind <b>")
+            ("ANOMALY_DETECTED", "unusual: <b>")
         ]
         assert [point["round"] for point in new["rounds"]] == [0, 1]
         lock.release()
@@ -215,7 +232,7 @@ def test_only_so_many_pages_follow_runs_at_once(client, monkeypatch):
 
 def test_reading_changes_nothing_in_a_run(client, runs):
     before = {path: path.stat().st_mtime_ns for path in (runs / "ppo").rglob("*")}
-    for path in ("", "/seeds"):
+    for path in ("", "/seeds", "/growth"):
         client.get(f"/api/runs/ppo{path}")
     client.get("/api/runs")
     assert {path: path.stat().st_mtime_ns for path in (runs / "ppo").rglob("*")} == before
@@ -267,3 +284,70 @@ def test_hostile_names_reach_the_page_as_data_only(client, runs):
     assert listed.headers["content-type"] == "application/json"
     assert run_id in [run["id"] for run in listed.json()["runs"]]
     assert client.get(f"/api/runs/{run_id}").json()["run"]["name"] == visible(HOSTILE)
+
+
+# ---- settings, tags, comparison ----------------------------------------------------------------
+
+
+def test_the_list_carries_the_settings_that_are_asked_for(client, runs):
+    answer = client.get("/api/runs", params={"setting": ["ppo.gamma", "task", "no.such"]}).json()
+    found = {run["name"]: run["settings"] for run in answer["runs"]}
+    assert found["ppo"] == {"ppo.gamma": 1.0, "task": "synthetic"}
+    assert found["cmp"] == {"task": "synthetic"}
+    assert found["broken"]["ppo.gamma"] == 1.0, "its run.json alone is damaged"
+    assert all("settings" not in run for run in client.get("/api/runs").json()["runs"])
+
+
+def test_every_setting_of_any_run_is_offered_with_how_many_runs_have_it(client):
+    found = {one["name"]: one for one in client.get("/api/settings").json()["settings"]}
+    assert found["task"] == {"name": "task", "runs": 3, "values": 1}
+    assert found["ppo.gamma"]["runs"] == 3
+
+
+def test_settings_are_read_again_only_after_their_files_changed(runs, tmp_path, monkeypatch):
+    run = shutil.copytree(runs / "cmp", tmp_path / "runs" / "cmp")
+    read = []
+    real = listing.read_settings
+    monkeypatch.setattr(listing, "read_settings", lambda path: read.append(path) or real(path))
+    found = listing.RunList(RunsFolder(run.parent))
+    found.setting_names()
+    found.setting_names()
+    assert read == [run]
+    (run / "settings.json").write_text(json.dumps({"task": "digits", "more": 1}))
+    assert [one["name"] for one in found.setting_names()] == ["more", "task"]
+
+
+def test_a_tag_reaches_the_list_and_an_open_page(runs, tmp_path):
+    run = shutil.copytree(runs / "ppo", tmp_path / "runs" / "ppo")
+    found, feed = listing.RunList(RunsFolder(run.parent)), RunFeed(run)
+    assert (found.read()[0]["tags"], feed.first()["run"]["tags"]) == ([], [])
+    change_tags(run, add=["<b>"])
+    found._read_at = -1.0
+    assert found.read()[0]["tags"] == ["<b>"]
+    assert feed.next()["run"]["tags"] == ["<b>"]
+
+
+def test_a_comparison_has_differences_to_the_baseline_and_all_settings(client):
+    ids = ["ppo", id_of(HOSTILE), "cmp"]
+    found = client.get("/api/compare", params={"run": ids}).json()
+    assert (found["baseline"], found["problems"]) == ("ppo", {})
+    (same,) = found["differences"][id_of(HOSTILE)]
+    assert (same["difference"]["value"], same["is_paired"]) == (0.0, True)
+    assert found["differences"]["cmp"] == [], "nothing was measured in both"
+    assert list(found["settings"]) == ids
+    other = client.get("/api/compare", params={"run": ids, "baseline": "cmp"}).json()
+    assert (other["baseline"], sorted(other["differences"])) == ("cmp", sorted(ids[:2]))
+
+
+def test_a_comparison_names_what_it_cannot_read_and_shows_the_rest(client):
+    ids = ["ppo", "broken", "no-such-run", "../etc"]
+    found = client.get("/api/compare", params={"run": ids, "baseline": "elsewhere"}).json()
+    assert found["baseline"] == "ppo"
+    assert sorted(found["problems"]) == ["../etc", "broken", "no-such-run"]
+    assert "run.json" in " ".join(found["problems"]["broken"])
+    assert found["settings"]["broken"]["ppo.gamma"] == 1.0
+
+
+def test_a_comparison_has_so_many_runs_and_no_more(client):
+    found = client.get("/api/compare", params={"run": [f"r{n}" for n in range(20)]}).json()
+    assert len(found["problems"]) == MAX_RUNS

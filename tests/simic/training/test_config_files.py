@@ -14,7 +14,6 @@ from esper.leyline.actions import ActionHead
 from esper.leyline.codec import to_json
 from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import (
-    PLAIN_BLEND,
     PRESETS,
     PopulationConfig,
     TaskConfig,
@@ -22,6 +21,7 @@ from esper.simic.training.config import (
     preset,
 )
 from esper.simic.training.config_files import _setting_names, overlay, read_entries, resolve
+from esper.tamiyo.frozen_heads import PLAIN_BLEND
 from support import refused
 
 

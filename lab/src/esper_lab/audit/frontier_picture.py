@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from esper.leyline.errors import EsperError
+from esper.plotting.numbers import short_number
 from esper.plotting.pareto import frontier
 from esper_lab.audit.picks import SEARCH, SHOWN, Pick, Picks
 from esper_lab.figures.labels import LabelStyle, label_points, marker_boxes, shorten_label
@@ -26,7 +27,6 @@ from esper_lab.figures.style import (
     new_figure,
     percent_axis,
     scale_cost_axis,
-    short_number,
     style_axes,
     write_png,
 )
@@ -356,7 +356,7 @@ def _draw_row(
             continue
         cells = (
             f"{100 * np.mean([pick.test for pick in picks]):.1f} %",
-            short_number(float(f"{np.mean([pick.params for pick in picks]):.3g}")),
+            short_number(float(np.mean([pick.params for pick in picks]))),
             f"{np.mean([pick.compute for pick in picks]):.1f}",
         )
         for i, cell in enumerate(cells):

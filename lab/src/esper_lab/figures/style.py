@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from esper.plotting.numbers import short_number
 from esper.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
@@ -82,15 +83,6 @@ def percent_axis(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter
 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-
-
-def short_number(value: float) -> str:
-    """`1,200`, or `3.5M` from a million on.
-
-    >>> short_number(1200), short_number(3.5e6)
-    ('1,200', '3.5M')
-    """
-    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:,g}"
 
 
 def write_png(path: Path, figure: Figure) -> None:

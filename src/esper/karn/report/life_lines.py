@@ -11,7 +11,7 @@ from typing import Final
 
 from esper.karn.stages import STAGE_COLOURS, stage_name
 from esper.karn.views.contributions import Contribution, contribution_by_step
-from esper.karn.views.seeds import SeedLife
+from esper.karn.views.growth import SeedGrowth
 from esper.karn.views.steps import StepPoint
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.leyline.statistics import Estimate
@@ -33,7 +33,7 @@ FULLNESS: Final = {
 
 
 def life_lines(
-    lives: Sequence[SeedLife],
+    lives: Sequence[SeedGrowth],
     slots: Sequence[str],
     steps: Sequence[StepPoint] = (),
     contributions: Sequence[Contribution] = (),
@@ -41,7 +41,7 @@ def life_lines(
 ) -> Markup:
     """The picture of one round; `length`: steps of an episode."""
     members = sorted({life.member for life in lives})[:MAX_MEMBERS]
-    ends = [span.end or span.first + 1 for life in lives for span in life.stages]
+    ends = [span.end or span.first for life in lives for span in life.stages]
     length = max([length, *ends, *(point.step + 1 for point in steps)], default=0)
     if not lives or not length:
         return nothing("no seed was grown in this round, or seeds were not recorded")
@@ -64,7 +64,7 @@ def life_lines(
         x_axis(x, x.ticks(), 44.0, bottom, "step of the episode"),
         *panels,
         *rows,
-        _legend(lives, bottom + 64),
+        stage_legend(lives, bottom + 64),
     )
 
 
@@ -94,7 +94,7 @@ def _panels(
 
 
 def _member(
-    member: int, lives: Sequence[SeedLife], slots: Sequence[str], x: Scale, top: float, now: int
+    member: int, lives: Sequence[SeedGrowth], slots: Sequence[str], x: Scale, top: float, now: int
 ) -> Markup:
     parts = []
     for row, slot in enumerate(slots):
@@ -103,13 +103,13 @@ def _member(
         parts += [
             tag("line", x1=LEFT, x2=RIGHT, y1=base, y2=base, class_="grid"),
             tag("text", name, x=LEFT - 6, y=base - 2, text_anchor="end", class_="tick"),
-            *(_life(life, x, base, now) for life in lives if life.slot == slot),
+            *(life_bar(life, x, base, now) for life in lives if life.slot == slot),
         ]
     return markup(*parts)
 
 
-def _life(life: SeedLife, x: Scale, base: float, now: int) -> Markup:
-    """`now`: where a stage that has not ended is cut off."""
+def life_bar(life: SeedGrowth, x: Scale, base: float, now: int) -> Markup:
+    """The stages of a seed above `base`; `now`: where one that has not ended is cut off."""
     parts = []
     for span in life.stages:
         stage = SeedStage[span.stage]
@@ -124,7 +124,8 @@ def _life(life: SeedLife, x: Scale, base: float, now: int) -> Markup:
     return markup(*parts)
 
 
-def _legend(lives: Sequence[SeedLife], y: float) -> Markup:
+def stage_legend(lives: Sequence[SeedGrowth], y: float) -> Markup:
+    """Stages that the seeds went through."""
     seen = {span.stage for life in lives for span in life.stages}
     cooling = any(SeedStage[name] not in OCCUPIED_STAGES for name in seen)
     parts, at = [], LEFT

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from esper.karn import views
-from esper.karn.report.sections import SECTIONS, note_section
+from esper.karn.report import lineage
+from esper.karn.report.sections import SECTIONS, Section, note_section
 from esper.karn.views import RunKind, RunState, RunSummary
-from esper.karn.views.damage import reader
+from esper.karn.views.damage import UNREADABLE, problem_of, reader
 from esper.leyline.errors import EsperError
-from esper.plotting.durations import duration_text, format_duration
+from esper.plotting.durations import duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
-from esper.plotting.numbers import interval
+from esper.plotting.numbers import interval, number
 from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
 
+T = TypeVar("T")
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 """Browsers then load nothing for the page, and run no script in it."""
 MORE_STYLE: Final = """
+.esper-grow p { overflow-wrap: anywhere; }
 .esper-grow .band { opacity: .22; stroke: none; }
+.esper-grow .problem { color: var(--host); overflow-wrap: anywhere; }
 .esper-grow .bar { opacity: .55; stroke-width: 1.5; }
 .esper-grow .life { stroke: var(--muted); stroke-width: .6; }
 """
@@ -39,9 +43,7 @@ def write_page(run: Path, path: Path | None = None) -> Path:
 @reader
 def page(run: Path) -> str:
     """The page as text."""
-    found = views.run_summary(run)
-    if found.state is RunState.BROKEN:  # a page to keep has all of its parts
-        raise EsperError(found.problem)
+    found, problems = views.run_summary(run), Problems()
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -49,31 +51,63 @@ def page(run: Path) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", **{"http-equiv": "Content-Security-Policy", "content": POLICY}),
         tag("title", f"{found.name}: report of esper {found.kind}"),
-        tag("style", Markup(STYLE + MORE_STYLE)),
+        tag("style", Markup(STYLE + MORE_STYLE + lineage.STYLE)),
     )
-    made = [make(run) for make in SECTIONS[found.kind]]
-    made += [note_section(note) for note in views.read_notes(run)]
+    made = list[Section]()
+    for make in SECTIONS[found.kind]:
+        made += problems.attempt(lambda make=make: [make(run)])  # type: ignore[misc]
+    made += problems.attempt(lambda: [note_section(note) for note in views.read_notes(run)])
     if found.kind is not RunKind.GROW:
-        made.append(("Settings", [_settings(run, found)]))
+        made += problems.attempt(lambda: [("Settings", [_settings(run, found)])])
     parts = [_section(title, content) for title, content in made if content]
-    main = tag("main", _opening(found), *parts)
+    said = "".join(problems.attempt(lambda: [verdict(found)]))
+    if found.problem and found.state is RunState.BROKEN:
+        problems.add(found.problem)
+    if not parts:  # nothing but the damage would be on the page
+        raise EsperError("; ".join(problems.found) or f"{run} holds nothing to report")
+    main = tag("main", _opening(found, said), *problems.section(), *parts)
     body = tag("body", main, class_="esper-grow page")
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+class Problems:
+    """What of a run cannot be read; the rest of its page is written."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def attempt(self, make: Callable[[], list[T]]) -> list[T]:
+        """What `make` returns; nothing, and its reason is noted, if a file is damaged."""
+        try:
+            return make()
+        except UNREADABLE as error:
+            self.add(problem_of(error))
+            return []
+
+    def add(self, problem: str) -> None:
+        """Note a problem once."""
+        if problem not in self.found:
+            self.found.append(problem)
+
+    def section(self) -> list[Markup]:
+        """What a reader misses, and why."""
+        lines = [tag("p", problem, class_="problem") for problem in self.found]
+        return [_section("Cannot be read", lines)] if lines else []
 
 
 def _section(title: str, parts: Sequence[Markup]) -> Markup:
     return tag("section", tag("h2", title), *parts)
 
 
-def _opening(found: RunSummary) -> Markup:
+def _opening(found: RunSummary, said: str) -> Markup:
     timed = found.unit == "minutes"
-    amount = (lambda value: format_duration(60 * value)) if timed else "{:.4g}".format
+    amount = (lambda value: duration(60 * value)) if timed else number
     total = "" if found.total is None else f"of {amount(found.total)}"
     facts = [
         *((fact.name, fact.value, fact.beside) for fact in found.result.facts),
         ("state", found.state.value, found.problem),
         (found.unit or "progress", amount(found.done), total),
-        ("time", duration_text(found.seconds), f"started {found.created} UTC"),
+        ("time", duration(found.seconds), f"started {found.created} UTC"),
     ]
     cards = [
         tag("li", title, tag("strong", value), tag("span", beside, class_="muted"))
@@ -82,7 +116,7 @@ def _opening(found: RunSummary) -> Markup:
     ]
     return markup(
         tag("h1", found.name),
-        tag("p", verdict(found), class_="verdict"),
+        tag("p", said, class_="verdict"),
         tag("ul", *cards, class_="facts"),
         *(
             [tag("p", "Resume with:"), tag("pre", tag("code", found.resume))]
@@ -109,7 +143,7 @@ def _training_verdict(found: RunSummary) -> str:
     return (
         f"{found.policy} on {found.task}: training score {interval(last.score)} in round "
         f"{last.round + 1} of {found.total or len(rounds):g}, accuracy "
-        f"{interval(last.accuracy, '.3f')}, {last.added_params:,.0f} parameters added"
+        f"{interval(last.accuracy)}, {last.added_params:,.0f} parameters added"
     )
 
 

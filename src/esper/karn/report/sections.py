@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn import views
+from esper.karn.report import lineage
+from esper.karn.report.growth_picture import growth_picture
 from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.curves import CurvePoint
@@ -18,7 +20,7 @@ from esper.leyline.variants import describe_variant
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import Markup, code, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
-from esper.plotting.numbers import interval, number
+from esper.plotting.numbers import interval, number, percent, signed, signed_interval
 from esper.storage import run_files as f
 
 MAX_ROWS: Final = 400
@@ -82,9 +84,9 @@ def _learning(run: Path) -> Section:
             "seconds")  # fmt: skip
     rows = [
         (str(p.round + 1), interval(p.score), interval(p.accuracy), number(p.train_accuracy),
-         number(p.added_params, ",.0f"), number(p.germinated, ".1f"), number(p.fossilized, ".1f"),
-         number(p.pruned, ".1f"), str(p.rollbacks), str(p.restarts),
-         number(p.seconds, ".1f"))
+         number(p.added_params), number(p.germinated), number(p.fossilized),
+         number(p.pruned), str(p.rollbacks), str(p.restarts),
+         number(p.seconds))
         for p in rounds
     ]  # fmt: skip
     label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"
@@ -102,29 +104,45 @@ def _seeds(run: Path) -> Section:
     lives, setup = views.read_seeds(run), views.read_setup(run)
     steps, measured = views.read_steps(run), views.read_contributions(run)
     slots = setup.slots if setup else sorted({life.slot for life in lives})
-    drawn = life_lines(lives, slots, steps, measured, setup.episode_length if setup else 0)
+    seeds, length = views.seed_growth(lives, measured), setup.episode_length if setup else 0
+    drawn = life_lines(seeds, slots, steps, measured, length)
     caption = (
         f"The newest round, its first {MAX_MEMBERS} members with seeds: one row per slot. A seed "
         f"fills more of its row the further it is. Contribution: accuracy lost without the seed, "
         f"mean over seeds; the band holds the middle half."
     )
-    head = ("member", "slot", "seed", "fate", "contribution", "parameters", "stages by step")
+    head = ("member", "slot", "seed", "fate", "contribution", "parameters", "stages by steps done")
     rows = [
-        (str(one.member), one.slot, one.blueprint, one.end, number(one.contribution),
+        (str(one.member), one.slot, one.blueprint, one.end, number(life.contribution),
          f"{one.params:,}", ", ".join(f"{s.first}: {s.stage.lower()}" for s in one.stages))
-        for one in lives
+        for one, life in zip(seeds, lives, strict=True)
     ]  # fmt: skip
     measures = [
-        (str(one.step), str(one.member), one.slot, one.blueprint, number(one.contribution),
+        (str(one.step + 1), str(one.member), one.slot, one.blueprint, number(one.contribution),
          number(one.se), number(one.shapley))
         for one in measured
     ]  # fmt: skip
     return "Life lines of seeds", [
         _picture(drawn, caption),
         _as_table("Seeds", head, rows, (0, 4, 5)),
-        _as_table("Contributions", ("step", "member", "slot", "seed", "contribution",
+        _as_table("Contributions", ("steps done", "member", "slot", "seed", "contribution",
                                    "standard error", "Shapley value"), measures, (0, 1, 4, 5, 6)),
     ]  # fmt: skip
+
+
+def _grown(run: Path) -> Section:
+    """How the best member of the newest round grew."""
+    found = views.read_growth(run)
+    title = f"How member {found.member} grew" if found.round >= 0 else "How a member grew"
+    added = found.added_params[-1]
+    caption = (
+        f"The best member of round {found.round + 1}: {added:,} parameters added to the host's "
+        f"{found.host_params:,}. Below, the stages of a seed; above them the accuracy that is lost "
+        f"without it, in points, with 95 % intervals."
+    )
+    rows = [("-" if one.step is None else str(one.step + 1), one.what) for one in found.told]
+    told = _as_table("What happened", ("step", "what happened"), rows, (0,))
+    return title, [_picture(growth_picture(found), caption), told]
 
 
 def _actions(run: Path) -> Section:
@@ -138,7 +156,7 @@ def _actions(run: Path) -> Section:
     ]
     rows = [
         (str(one.round + 1), count.op.lower(), str(count.chosen), str(count.executed),
-         str(count.legal), number(count.probability, ".3f"))
+         str(count.legal), number(count.probability))
         for one in rounds
         for count in one.ops
         if count.chosen or count.legal
@@ -205,9 +223,9 @@ def _learner(run: Path) -> Section:
     head = ("round", "policy loss", "value loss", "entropy", "KL", "clipped", "explained variance",
             "gradient norm", "learning rate")  # fmt: skip
     rows = [
-        (str(p.round + 1), number(p.policy_loss), number(p.value_loss), number(p.entropy, ".3f"),
-         number(p.approx_kl), number(p.clip_fraction, ".3f"), number(p.explained_variance, ".3f"),
-         number(p.grad_norm, ".3f"), number(p.learning_rate, ".2g"))
+        (str(p.round + 1), number(p.policy_loss), number(p.value_loss), number(p.entropy),
+         number(p.approx_kl), number(p.clip_fraction), number(p.explained_variance),
+         number(p.grad_norm), number(p.learning_rate))
         for p in points
     ]  # fmt: skip
     found = [(str(a.round + 1), a.kind.lower(), a.detail) for a in views.read_anomalies(run)]
@@ -226,11 +244,11 @@ def _speed(run: Path) -> Section:
     head = ("round", "member-steps/s", "samples/s", "step p50, s", "step p95, s", "rows per member",
             "device busy", "GPU utilisation", "GPU memory, GB", "phases, s")  # fmt: skip
     rows = [
-        (str(p.round + 1), number(p.member_steps_per_second, ".1f"),
-         number(p.samples_per_second, ",.0f"), number(p.step_seconds_p50, ".3f"),
-         number(p.step_seconds_p95, ".3f"), number(p.rows_per_member, ".2f"),
-         number(p.device_share, ".0%"), number(p.gpu_utilization, ".0%"),
-         number(p.gpu_memory / 1e9, ".2f"),
+        (str(p.round + 1), number(p.member_steps_per_second),
+         number(p.samples_per_second), number(p.step_seconds_p50),
+         number(p.step_seconds_p95), number(p.rows_per_member),
+         percent(p.device_share), percent(p.gpu_utilization),
+         number(p.gpu_memory / 1e9),
          ", ".join(f"{name.lower()} {seconds:.2f}" for name, seconds in p.phases))
         for p in points
     ]  # fmt: skip
@@ -308,8 +326,8 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
             "compute", "n")  # fmt: skip
     rows = [
         (one.label, interval(one.score),
-         "the reference" if one.is_reference else interval(one.difference, "+.4f"),
-         number(one.test.value), number(one.params, ",.0f"), number(one.compute, ".2f"),
+         "the reference" if one.is_reference else signed_interval(one.difference),
+         number(one.test.value), number(one.params), number(one.compute),
          str(one.n))
         for one in found
     ]  # fmt: skip
@@ -372,8 +390,8 @@ def _networks(run: Path) -> Section:
     head = ("network", "test (standard error)", "gain on test", "validation", "parameters", "MACs",
             "ms a sample", "recipe", "from", "number")  # fmt: skip
     rows = [
-        (_seed_names(one), interval(one.score), number(one.gain, "+.4f"), number(one.val_score),
-         f"{one.params:,}", f"{one.macs:,}", interval(one.latency, ".3g"), one.recipe, one.parent,
+        (_seed_names(one), interval(one.score), signed(one.gain), number(one.val_score),
+         f"{one.params:,}", f"{one.macs:,}", interval(one.latency), one.recipe, one.parent,
          one.label)
         for one in found
     ]  # fmt: skip
@@ -388,6 +406,28 @@ def _grown_dot(one: views.FrontierPoint, score: Estimate) -> Dot:
     return Dot(_seed_names(one), one.params, score, kind, not is_judged, one.on_frontier)
 
 
+def _lineage(run: Path) -> Section:
+    """What came from what, and why."""
+    found = views.read_lineage(run)
+    if not found:
+        return "Lineage", []
+    rows = [
+        (f"#{one.label}", str(one.rung), one.network, one.recipe, one.parent and f"#{one.parent}",
+         one.made, number(one.val_score), one.ended)
+        for one in found
+    ]  # fmt: skip
+    head = ("run", "rung", "network", "recipe", "from", "why it was made", "validation",
+            "why it ended")  # fmt: skip
+    note = (
+        "A line leads from a run to those that came from it: solid, trained again for another "
+        "length; dotted, something was changed; green, the way to the pick."
+    )
+    return "Lineage", [
+        _picture(lineage.lineage_plot(found), note),
+        _as_table("Runs", head, rows, (1, 6)),
+    ]
+
+
 def _best(run: Path) -> Section:
     """The best validation score against the time that was trained."""
     found = views.read_best(run)
@@ -398,8 +438,7 @@ def _best(run: Path) -> Section:
         steps.append((one.elapsed, _exact(one.val_score)))
     steps += [(max(ends), step) for _, step in steps[-1:] if ends]
     rows = [
-        (number(one.elapsed, ".1f"), number(one.val_score), one.label, f"{one.params:,}")
-        for one in found
+        (number(one.elapsed), number(one.val_score), one.label, f"{one.params:,}") for one in found
     ]
     label = f"The best validation score rose {len(found)} times; the table has the values"
     return "Best score so far", [
@@ -452,6 +491,7 @@ SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
     views.RunKind.TRAIN: (
         _learning,
         _judged,
+        _grown,
         _seeds,
         _best_network,
         _actions,
@@ -461,6 +501,7 @@ SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
     views.RunKind.GROW: (
         _networks,
         _best,
+        _lineage,
         _network_curves,
     ),
     views.RunKind.COMPARE: (_contenders,),

@@ -9,13 +9,12 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.tui.chart import Axis
-from esper.karn.tui.formats import count, figure, known
+from esper.karn.tui.formats import known
 from esper.karn.tui.learning_curve import INTERVAL_STYLE, MEAN_STYLE
 from esper.karn.tui.panel import Panel, not_yet, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import Contender, RunKind, RunState, RunSummary
-from esper.leyline.statistics import Estimate
-from esper.plotting.numbers import interval
+from esper.plotting.numbers import fixed, interval, number, signed_interval
 
 _FIGURES_WIDTH = 70
 """Columns of everything but the drawn interval."""
@@ -46,17 +45,15 @@ class ContendersTable(Panel):
         for one in found:
             name = Text(one.label, style="bold" if one.is_reference else "")
             name.truncate(24, overflow="ellipsis")
-            difference = "reference" if one.is_reference else _signed(one.difference)
-            table.add_row(name, str(one.n), figure(one.score.value), _drawn(one, scale, room),
-                          difference, count(one.params), figure(one.compute, 2))  # fmt: skip
+            difference = "reference" if one.is_reference else signed_interval(one.difference)
+            table.add_row(name, str(one.n), fixed(one.score.value), _drawn(one, scale, room),
+                          difference, number(one.params), fixed(one.compute, 2))  # fmt: skip
         return Group(table, Text(""), *_best(found))
 
 
 def _best(found: Sequence[Contender]) -> list[RenderableType]:
     best = found[0]
-    said = (
-        f"best: {best.label}, score {interval(best.score, '.3f')}, n = {best.n}; intervals are 95 %"
-    )
+    said = f"best: {best.label}, score {interval(best.score)}, n = {best.n}; intervals are 95 %"
     return [Text(said, style="dim")]
 
 
@@ -70,7 +67,7 @@ def _scale(found: Sequence[Contender]) -> Axis:
 
 
 def _ends(scale: Axis, room: int) -> str:
-    low, high = figure(scale.low, 2), figure(scale.high, 2)
+    low, high = fixed(scale.low, 2), fixed(scale.high, 2)
     return f"{low}{'':>{room - len(low) - len(high)}}{high}"
 
 
@@ -93,11 +90,3 @@ def _drawn(one: Contender, scale: Axis, room: int) -> Text:
         ("".join(cells[:middle]), INTERVAL_STYLE), ("●", MEAN_STYLE),
         ("".join(cells[middle + 1 :]), INTERVAL_STYLE),
     )  # fmt: skip
-
-
-def _signed(difference: Estimate) -> str:
-    ends = (difference.low, difference.high)
-    if not all(map(known, ends)):
-        return figure(difference.value, sign=True)
-    low, high = (figure(end, sign=True) for end in ends)
-    return f"{figure(difference.value, sign=True)} ({low} to {high})"

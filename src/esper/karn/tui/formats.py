@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn.views import RunKind, RunState, RunSummary
-from esper.plotting.durations import format_duration
-from esper.plotting.numbers import number
 
 STATE_NAMES: Final = {
     RunState.RUNNING: "▶ running",
@@ -28,7 +26,6 @@ STATE_STYLES: Final = {
     RunState.BROKEN: "bold #e69f00",
 }
 """Blue and orange, which every eye tells apart; the mark says the same without colour."""
-UNKNOWN: Final = "-"
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -58,38 +55,6 @@ def _resume(run: RunSummary) -> str:
 def known(value: float | None) -> bool:
     """Whether there is a figure."""
     return value is not None and math.isfinite(value)
-
-
-def figure(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """A figure with decimals, or a dash."""
-    return number(value, f"{'+' if sign else ''}.{digits}f")
-
-
-def count(value: float | None) -> str:
-    """A number of things.
-
-    >>> count(12345.0), count(1_234_567.0), count(None)
-    ('12,345', '1.23M', '-')
-    """
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    return f"{value / 1e6:.3g}M" if abs(value) >= 1e6 else f"{value:,.0f}"
-
-
-def amount(value: float) -> str:
-    """A number without needless decimals.
-
-    >>> amount(3.0), amount(2.866), amount(math.inf)
-    ('3', '2.87', '-')
-    """
-    if not math.isfinite(value):
-        return UNKNOWN
-    return f"{value:.0f}" if value == int(value) else f"{value:.2f}"
-
-
-def duration(seconds: float | None) -> str:
-    """m:ss or h:mm:ss."""
-    return UNKNOWN if seconds is None else format_duration(seconds)
 
 
 def topology(blueprints: Iterable[str]) -> str:

@@ -11,9 +11,9 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.tui.chart import Axis, Chart
-from esper.karn.tui.formats import count
 from esper.karn.tui.panel import Panel, not_yet
 from esper.karn.tui.reader import RunShot
+from esper.plotting.numbers import number
 
 PICK_STYLE: Final = "bold #e69f00"
 FRONT_STYLE: Final = "bold #56b4e9"
@@ -89,4 +89,4 @@ def _chart(points: Sequence[_Point], width: int, height: int) -> Text:
     order = list(reversed(_MARKS))  # the pick last, so that nothing hides it
     for one in sorted(points, key=lambda one: order.index(one.role)):
         chart.put(one.params, one.score, *_MARKS[one.role])
-    return chart.text(f"{count(min(sizes))} parameters", f"{count(max(sizes))}")
+    return chart.text(f"{number(min(sizes))} parameters", f"{number(max(sizes))}")

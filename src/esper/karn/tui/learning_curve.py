@@ -11,11 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.tui.chart import LABEL_WIDTH, Axis, Chart
-from esper.karn.tui.formats import figure
 from esper.karn.tui.panel import Panel, not_yet
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import RoundPoint
-from esper.plotting.numbers import interval
+from esper.plotting.numbers import fixed, interval
 
 MEAN_STYLE: Final = "bold #56b4e9"
 INTERVAL_STYLE: Final = "dim"
@@ -41,10 +40,10 @@ def _in_words(points: Sequence[RoundPoint], width: int) -> Text:
     """Two lines; what does not fit is left out whole."""
     last, best = points[-1], max(points, key=lambda one: one.score.value)
     score, accuracy = (
-        f"score {interval(last.score, '.3f')}",
-        f"  accuracy {figure(last.accuracy.value)}",
+        f"score {interval(last.score)}",
+        f"  accuracy {fixed(last.accuracy.value)}",
     )
-    found = f"best {figure(best.score.value)} in round {best.round + 1}"
+    found = f"best {fixed(best.score.value)} in round {best.round + 1}"
     marks = "  ● mean  │ 95 % interval"
     return Text.assemble(
         (score, MEAN_STYLE),

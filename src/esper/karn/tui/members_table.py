@@ -6,12 +6,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from esper.karn.stages import stage_name
-from esper.karn.tui.formats import UNKNOWN, figure, known
+from esper.karn.tui.formats import known
 from esper.karn.tui.panel import Panel, not_yet, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import stage_mark, stage_style
 from esper.karn.views import MemberState, SlotState
 from esper.leyline.stages import SeedStage
+from esper.plotting.numbers import UNKNOWN, fixed
 
 _NAMED_SLOT: int = 24
 """Columns of a slot that leave room for stage and blueprint."""
@@ -33,15 +34,15 @@ class MembersTable(Panel):
         when = "end of the episode" if first.step is None else f"step {first.step + 1}"
         slots = [one.slot for one in first.slots]
         acts = any(one.op for one in members)
-        fixed = ["", "score", "acc.", "added"] + (["last op"] if acts else [])
+        heads = ["", "score", "acc.", "added"] + (["last op"] if acts else [])
         ops = max(7, *(len(_operation(one)) for one in members)) + 1 if acts else 0
         room = (width - _FIGURES - ops) // max(1, len(slots)) - 1
-        table = plain_table(*fixed, *slots, right=(0, 1, 2, 3))
+        table = plain_table(*heads, *slots, right=(0, 1, 2, 3))
         for member in members:
             cells: list[RenderableType] = [
                 str(member.member),
-                figure(member.score),
-                figure(member.val_accuracy),
+                fixed(member.score),
+                fixed(member.val_accuracy),
                 _added(member),
             ]
             cells += [_operation(member)] if acts else []

@@ -7,11 +7,12 @@ import math
 from rich.console import RenderableType
 from rich.text import Text
 
-from esper.karn.tui.formats import count, figure, sparkline, topology
+from esper.karn.tui.formats import sparkline, topology
 from esper.karn.tui.frontier_chart import FRONT_STYLE, PICK_STYLE
 from esper.karn.tui.panel import Panel, not_yet, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import FrontierPoint, NetworkCurve
+from esper.plotting.numbers import fixed, number
 
 _CURVE = 8
 
@@ -67,10 +68,10 @@ def _cells(point: FrontierPoint | None, curve: NetworkCurve | None) -> list[Rend
     line = sparkline([one.score for one in curve.points], _CURVE) if curve else ""
     recipe = f"; {curve.recipe}" if curve and curve.recipe else ""
     return [
-        figure(point.score.value if point else None),
-        figure(val),
+        fixed(point.score.value if point else None),
+        fixed(val),
         line,
-        count(known.params),
+        number(known.params),
         known.variant or "x1",
         Text(f"{topology(known.topology)}{recipe}", overflow="ellipsis"),
     ]

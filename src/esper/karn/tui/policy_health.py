@@ -9,10 +9,11 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from esper.karn.tui.formats import figure, sparkline
+from esper.karn.tui.formats import sparkline
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import PPOPoint
+from esper.plotting.numbers import fixed
 
 _METRICS: Final[tuple[tuple[str, Callable[[PPOPoint], float]], ...]] = (
     ("entropy", lambda one: one.entropy),
@@ -57,7 +58,7 @@ def _metrics(shot: RunShot, width: int) -> list[RenderableType]:
     table = plain_table(f"update of round {last.round + 1}", "now", "over rounds", right=(1,))
     for name, metric in _METRICS:
         line = sparkline([metric(one) for one in shot.ppo], max(4, width - 30))
-        table.add_row(name, figure(metric(last)), Text(line))
+        table.add_row(name, fixed(metric(last)), Text(line))
     return [table]
 
 
@@ -73,7 +74,7 @@ def _operations(shot: RunShot) -> list[RenderableType]:
                 one.op.lower().replace("_", " "),
                 f"{100 * one.chosen / total:.0f} %",
                 str(one.executed),
-                figure(one.probability),
+                fixed(one.probability),
             )
     return [Text(""), table]
 
@@ -88,5 +89,5 @@ def _slots(shot: RunShot) -> list[RenderableType]:
     for one in slots:
         reward = one.reward / one.chosen if one.chosen else math.nan
         share = f"{100 * one.chosen / total:.0f} %"
-        table.add_row(one.slot, share, str(one.executed), figure(reward))
+        table.add_row(one.slot, share, str(one.executed), fixed(reward))
     return [Text(""), table]

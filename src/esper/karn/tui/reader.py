@@ -82,7 +82,7 @@ class RunReader:
             before or RunShot(update.summary),
             summary=update.summary,
             events=tuple(self._events),
-            problem="",
+            problem=next(iter(update.problems.values()), ""),
         )
         restarted = any(event.type == "RUN_STARTED" for event in update.events)
         if restarted:  # a resumed run records some rounds again

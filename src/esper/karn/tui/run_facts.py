@@ -6,9 +6,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.tui.formats import UNKNOWN, amount, count, duration, figure, known, sparkline
+from esper.karn.tui.formats import known, sparkline
 from esper.karn.tui.panel import Panel, plain_table
 from esper.karn.tui.reader import RunShot
+from esper.plotting.durations import duration
+from esper.plotting.numbers import UNKNOWN, fixed, number
 
 _BAR = 20
 _LABEL = 15
@@ -38,14 +40,14 @@ def _shortened(value: str, width: int) -> Text:
 
 def _budget(shot: RunShot) -> list[tuple[str, str]]:
     run = shot.summary
-    of = f" of {amount(run.total)}" if run.total else ""
-    rows = [("done", f"{amount(run.done)}{of} {run.unit}"), ("time", duration(run.seconds))]
+    of = f" of {number(run.total)}" if run.total else ""
+    rows = [("done", f"{number(run.done)}{of} {run.unit}"), ("time", duration(run.seconds))]
     if run.seconds_left is not None:
         rows.append(("time left", duration(run.seconds_left)))
     for fact in run.result.facts:
         rows.append((fact.name, f"{fact.value}  {fact.beside}".rstrip()))
     if run.best_score is not None:
-        rows.append(("best training", figure(run.best_score, 4)))
+        rows.append(("best training", fixed(run.best_score, 4)))
     return rows
 
 
@@ -55,10 +57,10 @@ def _speed(shot: RunShot, width: int) -> list[tuple[str, str]]:
     last = shot.speeds[-1]
     line = sparkline([one.member_steps_per_second for one in shot.speeds], max(4, width - 16))
     rows = [
-        ("member-steps/s", figure(last.member_steps_per_second, 1)),
+        ("member-steps/s", fixed(last.member_steps_per_second, 1)),
         ("over rounds", line),
-        ("samples/s", count(last.samples_per_second)),
-        ("step, p50 / p95", f"{figure(last.step_seconds_p50)} / {figure(last.step_seconds_p95)} s"),
+        ("samples/s", number(last.samples_per_second)),
+        ("step, p50 / p95", f"{fixed(last.step_seconds_p50)} / {fixed(last.step_seconds_p95)} s"),
         ("device busy", _percent(last.device_share)),
     ]
     if known(last.gpu_utilization):
@@ -80,7 +82,7 @@ def _setup(shot: RunShot) -> list[tuple[str, str]]:
     if setup is not None:
         rows += [
             ("members", f"{setup.members}, {setup.episode_length} steps an episode"),
-            ("host", f"{count(setup.host_params)} parameters, {count(setup.host_macs)} MACs"),
+            ("host", f"{number(setup.host_params)} parameters, {number(setup.host_macs)} MACs"),
             ("device", setup.device),
             ("executor", setup.executor),
         ]
@@ -99,6 +101,6 @@ def _phases(shot: RunShot) -> Table | None:
         share = seconds / total
         bar = "█" * round(share * _BAR)
         table.add_row(
-            name.lower().replace("_", " "), figure(seconds, 2), f"{bar} {100 * share:.0f} %"
+            name.lower().replace("_", " "), fixed(seconds, 2), f"{bar} {100 * share:.0f} %"
         )
     return table

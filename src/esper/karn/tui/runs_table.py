@@ -9,10 +9,11 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable
 
-from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, UNKNOWN, amount, figure
+from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES
 from esper.karn.views import RunSummary
+from esper.plotting.numbers import UNKNOWN, fixed, number
 
-_COLUMNS = ("state", "kind", "done", "result", "run", "created (UTC)")
+_COLUMNS = ("state", "kind", "done", "result", "run", "tags", "created (UTC)")
 
 
 class RunsTable(DataTable[Text]):
@@ -46,13 +47,14 @@ class RunsTable(DataTable[Text]):
 
 
 def _row(run: RunSummary) -> tuple[Text, ...]:
-    of = f"/{amount(run.total)}" if run.total else ""
+    of = f"/{number(run.total)}" if run.total else ""
     return (
         Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state]),
         Text(run.kind.value),
-        Text(f"{amount(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
+        Text(f"{number(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
         _result(run),
         Text(run.name),
+        Text(", ".join(run.tags)),
         Text(run.created or UNKNOWN),
     )
 
@@ -62,4 +64,4 @@ def _result(run: RunSummary) -> Text:
     found = run.result
     if not found.text:
         return Text(UNKNOWN)
-    return Text(f"{figure(found.score)} {found.basis}", style="bold" if found.is_judged else "")
+    return Text(f"{fixed(found.score)} {found.basis}", style="bold" if found.is_judged else "")

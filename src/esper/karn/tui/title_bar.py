@@ -7,11 +7,13 @@ from rich.text import Text
 from textual.widgets import Static
 
 from esper.karn.stages import stage_name
-from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES, amount, duration, figure
+from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import stage_mark
 from esper.karn.views import RunSummary
 from esper.leyline.stages import SeedStage
+from esper.plotting.durations import duration
+from esper.plotting.numbers import fixed, number
 
 _BAR = 24
 _SHORT_BAR = 10
@@ -45,12 +47,12 @@ def _progress(shot: RunShot, width: int) -> Text:
         full = round(run.progress * bar)
         line.append("█" * full, style="#56b4e9").append("░" * (bar - full), style="dim")
         line.append(" ")
-    of = f"/{amount(run.total)}" if run.total else ""
-    parts = [f"{amount(run.done)}{of} {run.unit}", duration(run.seconds)]
+    of = f"/{number(run.total)}" if run.total else ""
+    parts = [f"{number(run.done)}{of} {run.unit}", duration(run.seconds)]
     if run.seconds_left is not None:
         parts.append(f"{duration(run.seconds_left)} left")
     if shot.speeds:
-        parts.append(f"{figure(shot.speeds[-1].member_steps_per_second, 1)} member-steps/s")
+        parts.append(f"{fixed(shot.speeds[-1].member_steps_per_second, 1)} member-steps/s")
     return line.append("  ".join(parts))
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from esper.karn.views.contributions import read_contributions as read_contributions
     from esper.karn.views.curves import NetworkCurve as NetworkCurve
     from esper.karn.views.curves import read_curves as read_curves
+    from esper.karn.views.differences import Difference as Difference
+    from esper.karn.views.differences import compare_with_baseline as compare_with_baseline
     from esper.karn.views.events import EventCursor as EventCursor
     from esper.karn.views.events import EventLine as EventLine
     from esper.karn.views.events import last_events as last_events
@@ -32,12 +34,19 @@ if TYPE_CHECKING:
     from esper.karn.views.frontier import FrontierPoint as FrontierPoint
     from esper.karn.views.frontier import read_best as read_best
     from esper.karn.views.frontier import read_frontier as read_frontier
+    from esper.karn.views.growth import Measurement as Measurement
+    from esper.karn.views.growth import MemberGrowth as MemberGrowth
+    from esper.karn.views.growth import SeedGrowth as SeedGrowth
+    from esper.karn.views.growth import read_growth as read_growth
+    from esper.karn.views.growth import seed_growth as seed_growth
     from esper.karn.views.health import Anomaly as Anomaly
     from esper.karn.views.health import PPOPoint as PPOPoint
     from esper.karn.views.health import read_anomalies as read_anomalies
     from esper.karn.views.health import read_ppo as read_ppo
     from esper.karn.views.kinds import RunKind as RunKind
     from esper.karn.views.kinds import kind_of as kind_of
+    from esper.karn.views.lineage import LineageRun as LineageRun
+    from esper.karn.views.lineage import read_lineage as read_lineage
     from esper.karn.views.members import MemberState as MemberState
     from esper.karn.views.members import SlotState as SlotState
     from esper.karn.views.members import read_members as read_members
@@ -51,6 +60,11 @@ if TYPE_CHECKING:
     from esper.karn.views.seeds import SeedLife as SeedLife
     from esper.karn.views.seeds import StageSpan as StageSpan
     from esper.karn.views.seeds import read_seeds as read_seeds
+    from esper.karn.views.sentences import Sentence as Sentence
+    from esper.karn.views.sentences import recent_sentences as recent_sentences
+    from esper.karn.views.sentences import sentences_of as sentences_of
+    from esper.karn.views.settings import RunSettings as RunSettings
+    from esper.karn.views.settings import read_settings as read_settings
     from esper.karn.views.setup import RunSetup as RunSetup
     from esper.karn.views.setup import read_setup as read_setup
     from esper.karn.views.steps import StepPoint as StepPoint

@@ -73,11 +73,11 @@ def _compared(run: Path) -> list[Contender]:
     files = sorted((run / f.POLICIES).glob("*.json"))
     saved = [read_entries(path) for path in files]
     reference = _reference(run, saved)
-    by_draw = _hosts_share_draws(run)
+    by_draw = hosts_share_draws(run)
     return [_policy(one, reference, by_draw) for one in saved]
 
 
-def _hosts_share_draws(run: Path) -> bool:
+def hosts_share_draws(run: Path) -> bool:
     """Whether hosts of a run seed share a budget and data that were drawn for them."""
     try:
         context = entries(read_entries(run / f.SETTINGS), "context")
@@ -99,7 +99,7 @@ def _policy(saved: Entries, reference: Entries | None, by_draw: bool) -> Contend
     """`by_draw`: hosts of a run seed share their context, so that n counts run seeds."""
     result = entries(saved, "result")
     group = numbers(result, "seed_N") if by_draw else []
-    score = _by_group(numbers(result, "score_N"), group)
+    score = by_group(numbers(result, "score_N"), group)
     search = entries(result, "search")
     compute = numbers(search, "compute_N") or numbers(result, "flops_ratio_N")
     return Contender(
@@ -109,8 +109,8 @@ def _policy(saved: Entries, reference: Entries | None, by_draw: bool) -> Contend
         n=len(score),
         score=_estimate(score),
         difference=_difference(score, group, reference, saved),
-        test=_estimate(_by_group(numbers(result, "test_N"), group)),
-        accuracy=_estimate(_by_group(numbers(result, "accuracy_N"), group)),
+        test=_estimate(by_group(numbers(result, "test_N"), group)),
+        accuracy=_estimate(by_group(numbers(result, "accuracy_N"), group)),
         params=_mean(numbers(result, "parameters_N")),
         macs=_mean(numbers(result, "macs_N")),
         compute=_mean(compute),
@@ -118,7 +118,7 @@ def _policy(saved: Entries, reference: Entries | None, by_draw: bool) -> Contend
     )
 
 
-def _by_group(values: list[float], group: list[float]) -> list[float]:
+def by_group(values: list[float], group: list[float]) -> list[float]:
     """The values, or the mean of each group where there are groups."""
     if len(values) != len(group):
         return values
@@ -130,7 +130,7 @@ def _difference(
 ) -> Estimate:
     if reference is None or reference is saved:
         return _UNKNOWN
-    theirs = _by_group(numbers(entries(reference, "result"), "score_N"), group)
+    theirs = by_group(numbers(entries(reference, "result"), "score_N"), group)
     if len(ours) != len(theirs):
         return _UNKNOWN
     return _estimate((np.array(ours) - np.array(theirs)).tolist())
@@ -204,11 +204,11 @@ def _evaluated(
     (label, saved), outcome = one, entries(one[1], "outcome")
     params, macs = (numbers(outcome, name) for name in ("added_params_E", "added_macs_E"))
     group = numbers(saved, "draw_E")
-    score = _by_group(numbers(outcome, "score_E"), group)
+    score = by_group(numbers(outcome, "score_E"), group)
     is_reference = one is reference
     difference = _UNKNOWN
     if reference is not None and not is_reference:
-        theirs = _by_group(numbers(entries(reference[1], "outcome"), "score_E"), group)
+        theirs = by_group(numbers(entries(reference[1], "outcome"), "score_E"), group)
         difference = _estimate((np.array(score) - np.array(theirs)).tolist())
     return Contender(
         label=label,
@@ -217,8 +217,8 @@ def _evaluated(
         n=len(score),
         score=_estimate(score),
         difference=difference,
-        test=_estimate(_by_group(numbers(saved, "test_E"), group)),
-        accuracy=_estimate(_by_group(numbers(outcome, "accuracy_E"), group)),
+        test=_estimate(by_group(numbers(saved, "test_E"), group)),
+        accuracy=_estimate(by_group(numbers(outcome, "accuracy_E"), group)),
         params=host[0] + _mean(params),
         macs=host[1] + _mean(macs),
         compute=_mean(numbers(saved, "compute_E")),

@@ -75,7 +75,7 @@ class EventCursor:
         self._offset = 0
         self._lines = 0
         """Lines read so far, for messages."""
-        if from_end and self._path.exists():
+        if from_end and self._path.is_file():
             self._offset = _after_last_line(self._path)
 
     @property

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from esper.karn.views.damage import naming_damage
+from esper.karn.views.damage import UNREADABLE, naming_damage, problem_of
 from esper.karn.views.events import EventCursor, EventLine
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.rounds import RoundPoint, read_rounds
 from esper.karn.views.summary import RunState, RunSummary, run_summary
 from esper.storage import run_files as f
 
+T = TypeVar("T")
 _WATCHED = {
-    RunKind.TRAIN: (f.RUN,),
-    RunKind.GROW: (f.GROW, f.SEARCH, f.RESULT, f.SESSIONS),
-    RunKind.COMPARE: (f.POLICIES, f.COMPARISON, f.SESSIONS),
-    RunKind.AUDIT: (f.AUDIT, f.RECORDS, f.CONTENDERS, f.SESSIONS),
+    RunKind.TRAIN: (f.RUN, f.TAGS),
+    RunKind.GROW: (f.GROW, f.SEARCH, f.RESULT, f.SESSIONS, f.TAGS),
+    RunKind.COMPARE: (f.POLICIES, f.COMPARISON, f.SESSIONS, f.TAGS),
+    RunKind.AUDIT: (f.AUDIT, f.RECORDS, f.CONTENDERS, f.SESSIONS, f.TAGS),
 }
 """Files and folders that change when there is something new."""
 
@@ -35,6 +38,8 @@ class RunUpdate:
     """Whether anything is recorded that is new: else nothing needs to be read again."""
     moved: bool
     """Whether what is under way is further, or anything changed."""
+    problems: Mapping[str, str] = field(default_factory=dict)
+    """Why `events` or `rounds` cannot be read."""
 
     @property
     def ended(self) -> bool:
@@ -60,31 +65,41 @@ class RunCursor:
         self._seen: tuple[tuple[int, int], ...] = ()
         self._state: RunState | None = None
         self._live = 0.0
+        self._problems: dict[str, str] = {}
 
     def poll(self) -> RunUpdate:
         """What is new since the last call; the first call returns all there is."""
-        first = self._state is None
-        with naming_damage(self.run):
-            events, rounds = self._new_training()
+        first, before = self._state is None, self._problems
+        self._problems = {}
+        events, rounds = self._new_training()
         summary = run_summary(self.run)
         seen = tuple(_signature(self.run / name) for name in _WATCHED[self.kind])
         changed = bool(events or rounds) or seen != self._seen or summary.state != self._state
+        changed |= self._problems != before
         live = 0.0 if summary.live is None else summary.live.written
         moved = changed or first or live != self._live
         self._seen, self._state, self._live = seen, summary.state, live
-        return RunUpdate(summary, events, rounds, changed or first, moved)
+        return RunUpdate(summary, events, rounds, changed or first, moved, self._problems)
 
     def _new_training(self) -> tuple[tuple[EventLine, ...], tuple[RoundPoint, ...]]:
         if self.kind is not RunKind.TRAIN:
             return (), ()
-        events = self._events.read()
+        events = self._read("events", self._events.read)
         for event in events:
             if event.type == "RUN_STARTED":  # a resumed run may repeat rounds
                 self._newest_round = -1
-        rounds = read_rounds(self.run, self._newest_round)
+        rounds = self._read("rounds", lambda: read_rounds(self.run, self._newest_round))
         if rounds:
             self._newest_round = rounds[-1].round
         return events, rounds
+
+    def _read(self, name: str, read: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
+        """What a reader returns; nothing, and the reason is kept, if a file is damaged."""
+        try:
+            return read()
+        except UNREADABLE as error:
+            self._problems[name] = problem_of(error)
+            return ()
 
 
 def _signature(path: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""One network of a search: its training curve, its files, its script, and how Python gets it.
+"""One network of a search: its curve, layers, files and script, and how Python gets it.
 
 Nothing is loaded: files are listed, the script is read as text.
 """
@@ -14,6 +14,7 @@ from typing import Final
 
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, listed, numbers, objects, real, whole
+from esper.karn.views.network_layers import LayerBox, read_layers
 from esper.karn.views.search_table import SearchTable, read_search, within
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible_lines
@@ -45,6 +46,8 @@ class NetworkDetail:
     script: str
     """Script that trains it again; empty if none was kept."""
     files: tuple[NetworkFile, ...]
+    layers: tuple[LayerBox, ...]
+    """In order; empty until the network is saved, with the result."""
     curve: tuple[tuple[float, float], ...]
     """(batches, training loss) on the way."""
 
@@ -61,6 +64,7 @@ def network_detail(run: Path, number: int) -> NetworkDetail:
         pick=_pick_line(run, search, number),
         script=read_script(run, number),
         files=tuple(_files(run, number)),
+        layers=read_layers(run, number),
         curve=tuple(_curve(row or {})),
     )
 

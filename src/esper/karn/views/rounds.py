@@ -99,6 +99,16 @@ def read_rounds(run: Path, after: int = -1) -> tuple[RoundPoint, ...]:
     )
 
 
+@reader
+def read_member_scores(run: Path, at: int) -> tuple[float, ...]:
+    """Score of each member in one round of a training run; empty if it is not recorded."""
+    wanted = Rounds(first=at, last=at)
+    outcomes = _outcomes(EventTables.of(run), wanted)
+    stored = {} if at in outcomes else _stored_rounds(run, wanted, ())
+    found = {**stored, **outcomes}.get(at)
+    return () if found is None else tuple(float(score) for score in found.arrays["score_E"])
+
+
 # ---- what members reached ----------------------------------------------------------------------
 
 _MEMBER: Final = {

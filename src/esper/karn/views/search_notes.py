@@ -23,7 +23,7 @@ from esper.karn.views.documents import (
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.network_files import read_script
 from esper.karn.views.search_table import SearchTable, read_search
-from esper.plotting.durations import duration_text
+from esper.plotting.durations import duration
 from esper.storage import run_files as f
 
 _LIMITS: Final = {
@@ -67,7 +67,7 @@ def _cost(search: SearchTable) -> Note:
     rows = (
         ("training compute", f"{runs:.2f}{of} training runs of your model"),
         ("that is about", f"{macs:.3g} MACs, forward and backward"),
-        ("time", duration_text(real(result, "seconds"))),
+        ("time", duration(real(result, "seconds"))),
         ("search", text(result, "ended") or ended),
     )
     return Note("Cost", rows=rows)

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from esper.karn.views.damage import UNREADABLE, problem_of
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, texts
 from esper.karn.views.documents import whole as integer
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
-from esper.plotting.pareto import pareto
+from esper.plotting.pareto import validation_front
 from esper.storage import run_files as f
 
 _NAMES: Final = {"lr": "rate", "augment": "augmentation", "start": "weights of run"}
@@ -114,11 +112,11 @@ def within(rows: Sequence[Entries], info: Entries) -> list[Entries]:
 
 
 def validation_frontier(rows: Sequence[Entries]) -> set[int | None]:
-    """Numbers of the runs that no smaller one beats on validation; of equals the lowest loss."""
-    some = sorted(scored(rows), key=lambda row: _known(real(row, "loss")))
-    merit_N = np.array([merit(row) for row in some])
-    size_N = np.array([real(row, "params") for row in some])
-    return {integer(some[index], "number") for index in pareto(merit_N, size_N)} if some else set()
+    """Numbers of the runs that none dominates on validation."""
+    some = scored(rows)
+    merits, sizes = [merit(row) for row in some], [real(row, "params") for row in some]
+    front = validation_front(merits, sizes, [real(row, "loss") for row in some])
+    return {integer(some[index], "number") for index in front}
 
 
 def given_run(rows: Sequence[Entries]) -> Entries:

@@ -28,6 +28,8 @@ class StageSpan:
     """Step at which it began."""
     end: int | None
     """Step at which the next one began; None: it lasted as long as anything is recorded."""
+    alpha: float = math.nan
+    """When it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ def _seeds_of(tables: EventTables, rounds: Rounds) -> tuple[SeedLife, ...]:
 
 
 _PLACE: Final = ("member_N", "slot_N", "blueprint_N")
-_CHANGED: Final = (*_PLACE, "stage_before_N", "stage_after_N")
+_CHANGED: Final = (*_PLACE, "stage_before_N", "stage_after_N", "alpha_N")
 _BORN: Final = (*_PLACE, "params_N", "macs_N")
 _JUDGED: Final = (*_PLACE, "contribution_N", "contribution_se_N")
 
@@ -99,8 +101,8 @@ class _Life:
     """A seed while its events are read."""
 
     blueprint: int
-    spans: list[tuple[SeedStage, int]] = field(default_factory=list)
-    """(stage, step at which it began)."""
+    spans: list[tuple[SeedStage, int, float]] = field(default_factory=list)
+    """(stage, step at which it began, alpha at that time)."""
     over: int | None = None
     """Step at which its slot was empty again."""
     params: int = 0
@@ -119,9 +121,9 @@ class _Life:
             self.contribution_se = row["contribution_se_N"]
 
     def record(self, place: _Slot, setup: RunSetup) -> SeedLife:
-        starts = [step for _, step in self.spans]
+        starts = [step for _, step, _ in self.spans]
         ends = [*starts[1:], self.over]
-        stages = {stage for stage, _ in self.spans}
+        stages = {stage for stage, _, _ in self.spans}
         end = "pruned" if SeedStage.PRUNED in stages else "live"
         end = "fossilized" if SeedStage.FOSSILIZED in stages else end
         if self.over is not None and self.spans[-1][0] in OCCUPIED_STAGES:  # without a cooldown
@@ -132,8 +134,8 @@ class _Life:
             slot=setup.slot(place[2]),
             blueprint=setup.blueprint(self.blueprint),
             stages=tuple(
-                StageSpan(stage.name, begin, after)
-                for (stage, begin), after in zip(self.spans, ends, strict=True)
+                StageSpan(stage.name, begin, after, alpha)
+                for (stage, begin, alpha), after in zip(self.spans, ends, strict=True)
             ),
             end=end,
             contribution=self.contribution,
@@ -164,8 +166,8 @@ def _take_change(lives: list[_Life], row: Row) -> None:
     if begins:
         lives.append(_Life(row["blueprint_N"]))
         if before in OCCUPIED_STAGES:  # its germination was not recorded
-            lives[-1].spans.append((before, step))
-    lives[-1].spans.append((after, step))
+            lives[-1].spans.append((before, step, math.nan))
+    lives[-1].spans.append((after, step, row["alpha_N"]))
 
 
 def _born_at(lives: dict[_Slot, list[_Life]], row: Row) -> list[_Life]:

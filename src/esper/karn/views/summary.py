@@ -24,7 +24,7 @@ from esper.karn.views.headline import (
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
 from esper.karn.views.live import read_live, under_way
 from esper.karn.views.rounds import numbered
-from esper.karn.views.search_table import read_search
+from esper.karn.views.search_table import gain, read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
@@ -33,6 +33,7 @@ from esper.storage.atomic import require_folder
 from esper.storage.folder_lock import is_locked
 from esper.storage.live import LiveRecord
 from esper.storage.sessions import TIME_FORMAT, SessionEnd, resume_training
+from esper.storage.tags import read_tags
 
 _RECENT = 40
 """Events at the end of a live run's file that are searched for its newest round."""
@@ -98,6 +99,10 @@ class RunSummary:
     """What was judged; before that what training or validation says so far."""
     verdict: str = ""
     """Outcome in one sentence (grow)."""
+    gain: float | None = None
+    """Test score of the pick over that of the model as given; positive is better (grow)."""
+    tags: tuple[str, ...] = ()
+    """Words that people gave it (`esper runs tag`)."""
     resume: str = ""
     """Command that continues it, for a shell; empty if it is finished or not known."""
     live: LiveRecord | None = None
@@ -151,9 +156,13 @@ def _summary(path: Path, kind: RunKind) -> RunSummary:
     live = read_live(path) if running else None
     first = RunSummary(path, visible(path.name), kind, RunState.KILLED, live=live)
     try:
-        return _READERS[kind](first, running)
+        run = _READERS[kind](first, running)
     except UNREADABLE as error:
-        return replace(first, state=RunState.BROKEN, problem=problem_of(error))
+        run = replace(first, state=RunState.BROKEN, problem=problem_of(error))
+    try:
+        return replace(run, tags=read_tags(path))
+    except UNREADABLE as error:
+        return replace(run, problem=run.problem or problem_of(error))
 
 
 _STATES: Mapping[str, RunState] = {
@@ -300,6 +309,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         score=_known(real(pick, "test_score")),
         params=whole(pick, "params"),
         host_score=_known(real(host, "test_score")),
+        gain=_known(gain(real(pick, "test_score"), real(host, "test_score"), search.sign)),
         metric=text(info, "metric"),
         result=search_headline(search),
         verdict=text(search.result, "verdict"),

@@ -6,7 +6,8 @@ of a long run cost as little as those of a short one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,16 @@ def _wanted(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 def _round_range(path: Path) -> tuple[int | None, int | None]:
     """Lowest and highest round of a part; None if unknown."""
-    with path.open("rb") as raw, pq.ParquetFile(raw) as file:
+    with _naming(path), path.open("rb") as raw, pq.ParquetFile(raw) as file:
         return _range_of(file.metadata)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
 
 
 def _range_of(metadata: pq.FileMetaData) -> tuple[int | None, int | None]:
@@ -120,15 +129,12 @@ def _range_of(metadata: pq.FileMetaData) -> tuple[int | None, int | None]:
 
 
 def _read_part(path: Path, kind: TelemetryEventType, schema: pa.Schema, rounds: Rounds) -> pa.Table:
-    try:
-        # pyarrow cannot open paths that are not UTF-8
-        with path.open("rb") as raw, pq.ParquetFile(raw) as file:
-            require_columns(file.schema_arrow, kind, path)
-            if _left_out(file.metadata, rounds):
-                return schema.empty_table()
-            table = file.read(columns=schema.names)
-    except (pa.ArrowException, OSError) as error:
-        raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
+    # pyarrow cannot open paths that are not UTF-8
+    with _naming(path), path.open("rb") as raw, pq.ParquetFile(raw) as file:
+        require_columns(file.schema_arrow, kind, path)
+        if _left_out(file.metadata, rounds):
+            return schema.empty_table()
+        table = file.read(columns=schema.names)
     return _between(table.select(schema.names).cast(schema), rounds)
 
 

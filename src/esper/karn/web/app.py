@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Sequence
 from html import escape
-from typing import Final
+from typing import Annotated, Final
 
-from fastapi import FastAPI, Request, Response, WebSocket
+from fastapi import FastAPI, Query, Request, Response, WebSocket
 from fastapi.responses import FileResponse
 
 from esper.karn import views
 from esper.karn.views.plain import to_plain
 from esper.karn.web.access import Access
 from esper.karn.web.assets import Asset, read_assets
+from esper.karn.web.comparing import compare_runs
 from esper.karn.web.feed import RunFeed
 from esper.karn.web.guard import REPORT_POLICY, Application, Guard
-from esper.karn.web.life_lines import read_life_lines, stage_look
+from esper.karn.web.life_lines import growth_entry, read_life_lines, stage_look
 from esper.karn.web.listing import RunList
 from esper.karn.web.live import LiveSockets
 from esper.karn.web.places import NotServedError, RunsFolder
@@ -24,6 +26,9 @@ from esper.leyline.errors import EsperError, shown
 
 _HUGE: Final = 1 << 40
 """Rounds and members in addresses are cut to this."""
+MAX_COLUMNS: Final = 40
+"""Settings that a list of runs carries."""
+Names = Annotated[Sequence[str], Query()]
 _MISSING: Final = read_assets()["missing.html"]
 
 
@@ -80,8 +85,17 @@ def _add_records(app: FastAPI, folder: RunsFolder) -> None:
     threading.Thread(target=runs.read, name="first list of runs", daemon=True).start()
 
     @app.get("/api/runs")
-    def run_list() -> Response:
-        return _as_json({"folder": str(folder.root), "runs": runs.read()})
+    def run_list(setting: Names = ()) -> Response:
+        found = runs.read_with(setting[:MAX_COLUMNS])
+        return _as_json({"folder": str(folder.root), "runs": found})
+
+    @app.get("/api/settings")
+    def setting_names() -> Response:
+        return _as_json({"settings": runs.setting_names()})
+
+    @app.get("/api/compare")
+    def comparison(run: Names = (), baseline: str = "") -> Response:
+        return _as_json(compare_runs(folder, run, baseline))
 
     @app.get("/api/stages")
     def stages() -> Response:
@@ -102,6 +116,13 @@ def _add_records(app: FastAPI, folder: RunsFolder) -> None:
         return _as_json(
             read_life_lines(folder.path_of(run_id), at, _count("member", member or "0"))
         )
+
+    @app.get("/api/runs/{run_id}/growth")
+    def growth(run_id: str, round: str = "", member: str = "") -> Response:
+        at = None if round == "" else _count("round", round)
+        chosen = None if member == "" else _count("member", member)
+        found = views.read_growth(folder.path_of(run_id), at, chosen)
+        return _as_json(growth_entry(found))
 
     @app.websocket("/api/runs/{run_id}/live")
     async def live(socket: WebSocket, run_id: str) -> None:

@@ -1,29 +1,28 @@
 """`RunFeed`: what the page of a run shows. First all of it, then what is new.
 
 A message is one JSON object. `run` is in every one, and all of it if only what is under way has
-moved. Series (`rounds`, `learner`, ...)
-hold points by round that replace those from their first round on; `frontier`, `best`, `curves`,
-`notes` and `contenders` replace what was there; `events` are added. A part that cannot be read is
-named in `problems` with the reason, and the others are there all the same.
+moved. Series (`rounds`, `learner`, ...) hold points by round that replace those from their first
+round on; `frontier`, `lineage`, `best`, `curves`, `notes` and `contenders` replace what was there;
+`events`, sentences on them, are added. A part that cannot be read is named in `problems` with the
+reason, and the others are there all the same.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from esper.karn import views
 from esper.karn.views.damage import UNREADABLE, naming_damage, problem_of
-from esper.karn.views.events import EventLine
 from esper.karn.views.follow import RunCursor, RunUpdate
 from esper.karn.views.kinds import RunKind
 from esper.karn.views.plain import to_plain
 from esper.karn.views.rounds import RoundPoint
+from esper.karn.views.sentences import UNUSUAL
 from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
-from esper.leyline.errors import shorten
 from esper.storage import run_files as f
 
 MAX_POINTS: Final = 2000
@@ -33,9 +32,9 @@ OVERLAP: Final = 2
 MAX_CURVES: Final = 60
 """Curves of networks in a message, those with the highest scores."""
 MAX_EVENTS: Final = 100
-"""Events in a message, the newest."""
-MAX_TEXT_CHARS: Final = 240
-_MAX_VALUE_CHARS: Final = 80
+"""Sentences on events in a message, the newest."""
+LAST_EVENTS: Final = 5 * MAX_EVENTS
+"""Events that are read for the first message: many of them are in figures and not told."""
 
 Point = TypeVar("Point")
 Series = Callable[[Path, int], Sequence[Any]]
@@ -59,14 +58,15 @@ class RunFeed:
         self._problems: dict[str, Json] = {}
         self._judged_at = 0
         self._notes: Json = None
+        self._setup: views.RunSetup | None = None
 
     def first(self) -> dict[str, Json]:
         """Everything there is."""
         with naming_damage(self._run):
             message = self._message(self._cursor.poll())
             if self._cursor.kind is RunKind.TRAIN:
-                events = self._read("events", lambda: views.last_events(self._run, MAX_EVENTS))
-                message["events"] = [_event_entry(event) for event in events]
+                events = self._read("events", lambda: views.last_events(self._run, LAST_EVENTS))
+                message["events"] = self._told(events)
             return message
 
     def next(self) -> dict[str, Json] | None:
@@ -78,7 +78,7 @@ class RunFeed:
             return {"run": run_entry(update.summary)} if update.moved else None
 
     def _message(self, update: RunUpdate) -> dict[str, Json]:
-        self._problems = {}
+        self._problems = dict(update.problems)
         message: dict[str, Json] = {"run": run_entry(update.summary)}
         if self._cursor.kind is RunKind.TRAIN:
             message |= self._training(update)
@@ -89,13 +89,20 @@ class RunFeed:
     def _training(self, update: RunUpdate) -> dict[str, Json]:
         if _repeats(update.rounds, self._newest["rounds"]):
             self._newest = dict.fromkeys(self._newest, update.rounds[0].round - 1)
+        setup = self._read("setup", lambda: [views.read_setup(self._run)])
+        self._setup = next(iter(setup), None)
         found: dict[str, Json] = {
-            "setup": to_plain(self._read("setup", lambda: [views.read_setup(self._run)])[:1]),
-            "events": [_event_entry(event) for event in update.events[-MAX_EVENTS:]],
+            "setup": to_plain(setup[:1]),
+            "events": self._told(update.events),
         }
         for name, reader in _SERIES.items():
             found[name] = self._points(name, self._read_after(name, reader))
         return found | self._judged()
+
+    def _told(self, events: Sequence[views.EventLine]) -> Json:
+        """The newest events that a list shows, as sentences."""
+        told = views.recent_sentences(events, self._setup)
+        return [_sentence_entry(one) for one in told[-MAX_EVENTS:]]
 
     def _judged(self) -> dict[str, Json]:
         """How the learner was judged, if that is new: its file holds the whole history, too."""
@@ -123,6 +130,7 @@ class RunFeed:
         curves = self._read("curves", lambda: views.read_curves(run))
         return self._new_notes() | {
             "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
+            "lineage": to_plain(self._read("lineage", lambda: views.read_lineage(run))),
             "best": to_plain(self._read("best", lambda: views.read_best(run))),
             "curves": to_plain(curves[:MAX_CURVES]),
             "curves_total": len(curves),
@@ -158,37 +166,14 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     return [points[round(i * last / (most - 1))] for i in range(most)]
 
 
-def _event_entry(event: EventLine) -> Json:
-    """An event as JSON, its payload as one short line."""
+def _sentence_entry(one: views.Sentence) -> Json:
     return {
-        "type": event.type,
-        "round": event.round,
-        "step": event.step,
-        "time": to_plain(event.time),
-        "text": _payload_text(event.payload),
+        "type": one.type,
+        "round": one.round,
+        "time": to_plain(one.time),
+        "text": one.text,
+        "unusual": one.type in UNUSUAL,
     }
-
-
-def _payload_text(payload: Mapping[str, Json]) -> str:
-    """Fields with one value; of lists their lengths, of objects their number of fields.
-
-    >>> _payload_text({"score": 0.123456789, "member_E": [0, 1], "head": None})
-    'score 0.1235, member_E 2 values'
-    """
-    parts = [f"{name} {_text(value)}" for name, value in payload.items() if value is not None]
-    return shorten(", ".join(parts), MAX_TEXT_CHARS)
-
-
-def _text(value: Json) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list):
-        return f"{len(value)} values"
-    if isinstance(value, dict):
-        return f"{len(value)} fields"
-    return shorten(" ".join(str(value).split()), _MAX_VALUE_CHARS)
 
 
 def _repeats(rounds: Sequence[RoundPoint], newest: int) -> bool:

@@ -1,4 +1,4 @@
-"""Life lines of one round for a page: a window of members, however many there are."""
+"""Life lines of one round for a page: a window of members, however many there are; one of them."""
 
 from __future__ import annotations
 
@@ -34,20 +34,29 @@ def read_life_lines(run: Path, at: int | None, first_member: int) -> dict[str, J
     shown = [one for one in lives if one.member in window]
     steps = views.read_steps(run, at) if at >= 0 else ()
     measured = views.read_contributions(run, at, at) if at >= 0 else ()
+    seeds = views.seed_growth(shown, measured)
     return {
         "round": at,
         "newest": newest,
         "members": members,
         "first": first,
         "window": len(window),
-        "steps": setup.episode_length if setup else _last_step(lives),
-        "seeds": to_plain(shown),
+        "steps": setup.episode_length if setup else _last_step(seeds),
+        "seeds": to_plain(seeds),
         "accuracy": [_point(one.step, one.accuracy) for one in steps],
         "train_accuracy": [
             _point(one.step, Estimate(one.train_accuracy, math.nan, math.nan)) for one in steps
         ],
         "contribution": [_point(*one) for one in contribution_by_step(measured)],
     }
+
+
+def growth_entry(found: views.MemberGrowth) -> dict[str, Json]:
+    """A member in a round as JSON, its sentences with the steps done when they came true."""
+    plain = to_plain(found)
+    assert isinstance(plain, dict)
+    told = ((0 if one.step is None else one.step + 1, one.what) for one in found.told)
+    return plain | {"told": [{"at": at, "text": what} for at, what in told]}
 
 
 def stage_look() -> list[Json]:
@@ -63,6 +72,6 @@ def _point(step: int, found: Estimate) -> Json:
     return to_plain((step + 1, found.value, found.low, found.high))
 
 
-def _last_step(lives: tuple[views.SeedLife, ...]) -> int:
-    spans = [span for life in lives for span in life.stages]
-    return max((max(span.first, span.end or 0) + 1 for span in spans), default=1)
+def _last_step(seeds: tuple[views.SeedGrowth, ...]) -> int:
+    spans = [span for seed in seeds for span in seed.stages]
+    return max((max(span.first, span.end or 0) for span in spans), default=1)

@@ -1,6 +1,7 @@
-"""`RunList`: the list of runs, read anew at most once a second whoever asks.
+"""`RunList`: the list of runs, read anew at most once a second whoever asks, and their settings.
 
-A run that no process writes is read again only when its folder has changed.
+A run that no process writes is read again only when its folder has changed; settings only when
+their files have.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,8 +18,9 @@ from typing import Final
 from esper.karn.views.kinds import find_kind
 from esper.karn.views.live import where
 from esper.karn.views.plain import to_plain
+from esper.karn.views.settings import Setting, read_settings, settings_files
 from esper.karn.views.summary import RunState, RunSummary, run_summary
-from esper.karn.web.places import RunsFolder, id_of
+from esper.karn.web.places import RunsFolder, id_of, name_of
 from esper.leyline.codec import Json
 from esper.storage.folder_lock import is_locked
 from esper.storage.run_files import REPORT_PAGE
@@ -33,12 +37,21 @@ class _Known:
     summary: RunSummary
 
 
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """Settings of a run, as they were read."""
+
+    signature: Signature
+    values: Mapping[str, Setting]
+
+
 class RunList:
     """The runs of a folder, newest first."""
 
     def __init__(self, folder: RunsFolder) -> None:
         self._folder = folder
         self._known: dict[str, _Known] = {}
+        self._settings: dict[str, _Set] = {}
         self._lock = threading.Lock()
         self._listed: list[Json] = []
         self._read_at = -_FRESH_SECONDS
@@ -50,6 +63,41 @@ class RunList:
                 self._listed = [run_entry(run) for run in self._summaries()]
                 self._read_at = time.monotonic()
             return self._listed
+
+    def read_with(self, settings: Collection[str]) -> list[Json]:
+        """All runs as JSON, each with those of these settings that it has."""
+        runs = self.read()
+        if not settings:
+            return runs
+        found = self._all_settings()
+        return [run | {"settings": _chosen(found, run, settings)} for run in map(_object, runs)]
+
+    def setting_names(self) -> list[Json]:
+        """Every setting of any run: its name, how many runs have it, how many values they have."""
+        values: dict[str, list[Setting]] = defaultdict(list)
+        for found in self._all_settings().values():
+            for name, value in found.items():
+                values[name].append(value)
+        return [
+            {"name": name, "runs": len(some), "values": len(set(map(repr, some)))}
+            for name, some in sorted(values.items())
+        ]
+
+    def _all_settings(self) -> dict[str, Mapping[str, Setting]]:
+        """Settings of every run, by the name of its folder."""
+        with self._lock:
+            names = self._folder.names()
+            self._settings = {name: self._settings_of(name) for name in names}
+            return {name: one.values for name, one in self._settings.items()}
+
+    def _settings_of(self, name: str) -> _Set:
+        path, known = self._folder.root / name, self._settings.get(name)
+        if find_kind(path) is None:
+            return _Set((), {})
+        signature = tuple(_file_signature(one) for one in settings_files(path))
+        if known is not None and known.signature == signature:
+            return known
+        return _Set(signature, read_settings(path).values)
 
     def _summaries(self) -> list[RunSummary]:
         names = self._folder.names()
@@ -89,6 +137,26 @@ def run_entry(run: RunSummary) -> Json:
         "judged": run.result.is_judged,
         "report": (run.path / REPORT_PAGE).is_file(),
     }
+
+
+def _object(run: Json) -> dict[str, Json]:
+    assert isinstance(run, dict)
+    return run
+
+
+def _chosen(
+    found: Mapping[str, Mapping[str, Setting]], run: dict[str, Json], settings: Collection[str]
+) -> dict[str, Json]:
+    values = found.get(name_of(str(run["id"])), {})
+    return {name: values[name] for name in settings if name in values}
+
+
+def _file_signature(path: Path) -> tuple[str, int, int]:
+    try:
+        at = path.stat()
+    except OSError:
+        return path.name, 0, 0
+    return path.name, at.st_mtime_ns, at.st_size
 
 
 def _signature(path: Path) -> Signature:

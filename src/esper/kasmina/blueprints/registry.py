@@ -85,8 +85,13 @@ class Blueprint:
         """Whether it is built in, and so known to work in any slot it fits."""
         if self.from_host:  # made of a user's modules, perhaps
             return False
+        return self.definition[0].startswith("esper.kasmina.")
+
+    @property
+    def definition(self) -> tuple[str, str]:
+        """Module and qualified name of its class."""
         made_by = getattr(self.factory, "func", self.factory)  # a `partial` if it is spatial
-        return getattr(made_by, "__module__", "").startswith("esper.kasmina.")
+        return getattr(made_by, "__module__", ""), getattr(made_by, "__qualname__", "")
 
     def misfit(self, width: int) -> str | None:
         """Return why this blueprint does not fit a slot of that width, or None if it does."""
@@ -103,14 +108,18 @@ class BlueprintRegistry:
 
     @classmethod
     def register(cls, entry: Blueprint) -> None:
-        """Add a blueprint; raises if its name is taken in a topology."""
+        """Add a blueprint; raises if its name is taken in a topology.
+
+        The same class once more replaces itself: its file or notebook cell was run again.
+        """
         if not entry.topologies or any(t not in TOPOLOGIES for t in entry.topologies):
             raise EsperError(
                 f"blueprint {entry.name!r} topologies {entry.topologies!r}: "
                 f"choose from {', '.join(TOPOLOGIES)}"
             )
         for topology in entry.topologies:
-            if (topology, entry.name) in cls._entries:
+            known = cls._entries.get((topology, entry.name))
+            if known is not None and known.definition != entry.definition:
                 raise EsperError(
                     f"blueprint {entry.name!r} is already registered for {topology} hosts: "
                     f"choose another name"

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import tyro
 
 from esper.leyline.actions import (
-    ALPHA_SPEEDS,
-    ALPHA_TARGETS,
-    TEMPOS,
     ActionHead,
-    AlphaCurve,
-    BlendStyle,
     LifecycleOp,
 )
 from esper.leyline.compute import ComputeSettings
@@ -33,7 +28,7 @@ from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.agent.schedule import WHOLE_RUN, Schedule
 from esper.simic.rewards.config import RewardConfig
-from esper.tamiyo.masks import check_frozen
+from esper.tamiyo.frozen_heads import PLAIN_BLEND, FrozenHeads, check_frozen
 from esper.tamiyo.network_config import GROWING_PRIOR, NetworkConfig
 from esper.tasks.context_files import read_context
 
@@ -43,18 +38,6 @@ if TYPE_CHECKING:
     from esper.simic.agent.agent import PPOAgent
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine_config import EngineConfig
-
-FrozenHeads = tuple[tuple[ActionHead, int], ...]
-
-PLAIN_BLEND: Final[FrozenHeads] = (
-    (ActionHead.STYLE, int(BlendStyle.ADD)),
-    (ActionHead.TEMPO, TEMPOS.index(3)),
-    (ActionHead.ALPHA_TARGET, ALPHA_TARGETS.index(1.0)),
-    (ActionHead.ALPHA_SPEED, ALPHA_SPEEDS.index(0)),
-    (ActionHead.ALPHA_CURVE, int(AlphaCurve.LINEAR)),
-)
-"""Freezes how seeds blend: added, fully blended within three steps, pruned at once. The policy
-still chooses what to grow, where and when."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from esper.storage.provenance import git_revision, versions
 from esper.storage.run_files import CONFIG as CONFIG
 from esper.storage.run_files import GROW as GROW
 from esper.storage.run_files import GROWN_NETWORKS as GROWN_NETWORKS
+from esper.storage.run_files import RETENTION as RETENTION
 from esper.storage.run_files import RUN as RUN
 from esper.storage.run_files import RUN_SCHEMA as SCHEMA
 from esper.storage.run_files import SESSION as SESSION
@@ -57,7 +58,6 @@ from esper.storage.sessions import SessionEnd as SessionEnd
 from esper.storage.sessions import one_line, utc_now
 from esper.tasks.task_files import task_file_digest
 
-RETENTION: Final = "retention.json"
 LevelName = Literal["off", "minimal", "normal", "debug"]
 """Lower-case name of a `TelemetryLevel`."""
 

@@ -1,9 +1,10 @@
 // Policies with their intervals, one line each.
 
 import { svg } from "./dom.js";
-import { Drawing, linear, valueRange, xAxis } from "./axes.js";
+import { Drawing, linear, valueRange, whisker, xAxis } from "./axes.js";
 import { emptyPlot } from "./figure.js";
 import { interval, number } from "./format.js";
+import { placesOf } from "./identity.js";
 import { onTheme, seriesColour } from "./theme.js";
 
 const ROW = 40;
@@ -52,21 +53,13 @@ export class IntervalPlot {
   }
 
   line(row, top, x, box) {
-    const clamp = (value) => Math.min(box.right, Math.max(box.left, x(value)));
     const { value, low, high } = row.estimate;
     const ink = seriesColour(row.place ?? 0);
     const y = top + 28;
     const text = row.isReference ? `${row.label} (reference)` : row.label;
     const group = svg("g", {}, svg("title", {}, `${text}: ${interval(row.estimate)}, n = ${row.n}`),
       svg("text", { class: "label", x: box.left, y: top + 15 }, text));
-    if (low !== null && high !== null) {
-      group.append(svg("line", { x1: clamp(low), x2: clamp(high), y1: y, y2: y, stroke: ink, "stroke-width": 2.5 }));
-      for (const end of [low, high]) {
-        if (clamp(end) === x(end)) {
-          group.append(svg("line", { x1: x(end), x2: x(end), y1: y - 4, y2: y + 4, stroke: ink, "stroke-width": 2 }));
-        }
-      }
-    }
+    if (low !== null && high !== null) group.append(whisker(row.estimate, x, y, { stroke: ink, "stroke-width": 2.2 }, false));
     const shape = row.isReference
       ? svg("rect", { x: x(value) - 5, y: y - 5, width: 10, height: 10, fill: ink, class: "mark" })
       : svg("circle", { cx: x(value), cy: y, r: 5.5, fill: ink, class: "mark" });
@@ -75,12 +68,17 @@ export class IntervalPlot {
   }
 }
 
+// The colours of policies in every plot of a page.
+export function policyPlaces(contenders) {
+  return placesOf("policy", contenders.map((one) => one.label));
+}
+
 // groups: [{label, contenders, place}]
 export function contenderRows(groups, name) {
   const several = groups.length > 1;
-  return groups.flatMap((group, i) => group.contenders.map((one) => ({
+  return groups.flatMap((group, i) => group.contenders.map((one, at) => ({
     label: several ? `${group.label}: ${one.label}` : one.label,
-    estimate: one[name], isReference: one.is_reference, n: one.n, place: group.place ?? i,
+    estimate: one[name], isReference: one.is_reference, n: one.n, place: several ? group.place ?? i : policyPlaces(group.contenders)[at],
   })));
 }
 

@@ -1,29 +1,47 @@
-// Curves with bands, drawn by uPlot. Arrow keys move the cursor; a line below says what is there.
+// Curves with bands, drawn by uPlot. Arrow keys move the cursor; a line below says what is there. All
+// curves of a page over the same axis share the cursor and the zoom.
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
-import { clear, el, setText, svg } from "./dom.js";
-import { number, short } from "./format.js";
+import { clear, el, setText } from "./dom.js";
 import { emptyPlot } from "./figure.js";
-import { colour, DASHES, onTheme, seriesColour } from "./theme.js";
+import { number, tickTexts } from "./format.js";
+import { Legend, lineSwatch } from "./legend.js";
+import { colour, dashOf, onTheme, seriesColour } from "./theme.js";
+import { Tip } from "./tip.js";
 
 const HEIGHT = 240;
 const FEW_POINTS = 60;
 const WHOLE = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((n) => n * 10 ** power)).flat();
+const ZOOM_STEP = 2;
+const SHARED = new Set(["mousemove", "mouseleave"]); // what other curves hear of a pointer
+const everyCurves = new Set();
 
 // series: [{label, x, y, low?, high?, place?, faint?}] with arrays of equal length; null: no value.
+// `log`: "x" or "y", the axis that the reader may make logarithmic.
 export class Curves {
-  constructor({ xLabel, yLabel, yTitle = false }) {
-    this.yTitle = yTitle;
+  constructor({ xLabel, yLabel, log = "" }) {
     this.xLabel = xLabel;
     this.yLabel = yLabel;
+    this.log = log;
+    this.isLog = false;
     this.series = [];
     this.chart = null;
     this.shape = "";
-    this.box = el("div", { class: "curves", tabindex: "0", role: "img", keydown: (e) => this.key(e) });
-    this.legend = el("ul", { class: "legend" });
-    this.readout = el("p", { class: "readout", "aria-live": "polite" });
+    this.zoom = null; // {label, min, max} of x
+    this.box = el("div", { class: "curves", tabindex: "0", role: "img", keydown: (e) => this.key(e), blur: () => this.leave() });
+    this.legend = new Legend(() => this.showSeries());
+    this.logButton = this.button("Log scale", () => this.toggleLog());
+    this.logButton.setAttribute("aria-pressed", "false");
+    this.zoomButton = this.button("Zoom out", () => this.share(null));
+    this.foot = el("div", { class: "curve-foot" }, this.legend.node, this.zoomButton, this.logButton);
+    this.readout = el("p", { class: "readout" });
+    this.tip = new Tip();
     this.observer = new ResizeObserver(() => this.resize());
     onTheme(() => this.rebuild());
+  }
+
+  button(text, click) {
+    return el("button", { type: "button", class: "small", hidden: true, click }, text);
   }
 
   show(node, series) {
@@ -34,22 +52,32 @@ export class Curves {
       return;
     }
     if (this.box.parentNode !== node) {
-      clear(node).append(this.box, this.legend, this.readout);
+      clear(node).append(this.box, this.foot, this.readout);
       this.observer.observe(node);
+      everyCurves.add(this);
     }
-    const shape = JSON.stringify([this.xLabel, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint])]);
-    this.data = joined(this.series);
+    if (this.zoom && this.zoom.label !== this.xLabel) this.zoom = null;
+    this.logButton.hidden = !this.log;
+    this.update();
+  }
+
+  update() {
+    const shape = JSON.stringify([this.xLabel, this.yLabel, this.isLog, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint])]);
+    this.data = joined(this.series, this.isLog ? this.log : "");
     if (this.chart && shape === this.shape) this.chart.setData(this.data.table);
     else this.build(shape);
+    this.describe();
+  }
+
+  describe() {
     this.box.setAttribute("aria-label", this.summary());
+    this.zoomButton.hidden = !this.zoom;
   }
 
   summary() {
-    const ends = this.series.map((one) => {
-      const last = lastKnown(one.y);
-      return `${one.label}: last ${number(last)}`;
-    });
-    return `${this.yLabel} by ${this.xLabel}. ${ends.join("; ")}. Arrow keys move the cursor.`;
+    const ends = this.series.map((one) => `${one.label}: last ${number(lastKnown(one.y))}`);
+    const part = this.zoom ? ` Zoomed to ${number(this.zoom.min)} to ${number(this.zoom.max)}.` : "";
+    return `${this.yLabel} by ${this.xLabel}. ${ends.join("; ")}.${part} Arrow keys move the cursor, plus and minus zoom.`;
   }
 
   drop() {
@@ -57,6 +85,7 @@ export class Curves {
     this.chart = null;
     this.shape = "";
     this.box.remove();
+    everyCurves.delete(this);
   }
 
   rebuild() {
@@ -75,36 +104,47 @@ export class Curves {
     this.shape = shape;
     const width = Math.max(200, this.box.clientWidth || 480);
     this.chart = new uPlot(this.options(width), this.data.table, this.box);
+    this.tip.attach(this.chart.over);
     this.fillLegend();
+    if (this.zoom) this.chart.setScale("x", this.zoom);
   }
+
+  // ---- what uPlot is told -----------------------------------------------------------------------
 
   options(width) {
     const ink = colour("--ink-soft");
     const grid = { stroke: colour("--grid"), width: 1 };
-    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif" };
+    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", values: (u, ticks) => texts(ticks) };
+    const isLog = (name) => this.isLog && this.log === name;
+    const title = (name, text) => (isLog(name) ? `${text} (log)` : text);
     return {
       width,
       height: HEIGHT,
       legend: { show: false },
-      scales: { x: { time: false, range: (u, min, max) => spread(min, max) }, y: { range: padded } },
+      scales: {
+        x: { time: false, distr: isLog("x") ? 3 : 1, auto: () => !this.zoom, range: (u, min, max) => spread(min, max) },
+        y: { distr: isLog("y") ? 3 : 1, range: isLog("y") ? paddedLog : padded },
+      },
       axes: [
-        { ...axis, label: this.xLabel, labelFont: axis.font, labelSize: 20, size: 34,
-          incrs: this.xLabel === "round" ? WHOLE : undefined,
-          values: (u, ticks) => ticks.map(short) },
-        { ...axis, size: 52, ...(this.yTitle ? { label: this.yLabel, labelFont: axis.font, labelSize: 18 } : {}), values: (u, ticks) => ticks.map(short) },
+        { ...axis, label: title("x", this.xLabel), labelSize: 20, size: 34, space: 56, incrs: this.xLabel === "round" ? WHOLE : undefined },
+        { ...axis, label: title("y", this.yLabel), labelSize: 20, size: 56 },
       ],
       series: [{}, ...this.data.columns.map((column) => this.column(column))],
       bands: this.bands(),
-      cursor: { drag: { x: true, y: false }, points: { size: 7 } },
-      hooks: { setCursor: [(u) => this.read(u.cursor.idx)] },
+      cursor: {
+        y: false, drag: { x: true, y: false, dist: 8 }, points: { size: 7 },
+        sync: { key: this.xLabel, scales: ["x", null], filters: { pub: (type) => SHARED.has(type), sub: (type) => SHARED.has(type) } },
+      },
+      hooks: { setCursor: [(u) => this.read(u.cursor.idx)], setScale: [(u, name) => name === "x" && this.zoomed(u)] },
     };
   }
 
   column({ one, part, place }) {
-    if (part !== "y") return { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+    const show = !this.legend.isHidden(one.label);
+    if (part !== "y") return { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true, show };
     const stroke = one.faint ? `${seriesColour(place)}40` : seriesColour(place);
     return {
-      label: one.label, stroke, width: 2, dash: DASHES[place % DASHES.length], spanGaps: true,
+      label: one.label, stroke, width: 2, dash: dashOf(place), spanGaps: true, show,
       points: { show: one.x.length <= FEW_POINTS, size: 5, fill: stroke, stroke },
     };
   }
@@ -118,60 +158,135 @@ export class Curves {
   }
 
   fillLegend() {
-    clear(this.legend);
-    if (this.series.length < 2 && !this.series[0].low) return;
-    this.series.forEach((one, i) => {
-      const place = one.place ?? i;
-      const line = svg("line", {
-        x1: 1, y1: 6, x2: 27, y2: 6, stroke: seriesColour(place), "stroke-width": 2.5,
-        "stroke-dasharray": DASHES[place % DASHES.length].join(" "),
-      });
-      const swatch = svg("svg", { width: 28, height: 12, "aria-hidden": "true" }, line);
-      const text = one.low ? `${one.label}, with 95 % interval` : one.label;
-      this.legend.append(el("li", {}, swatch, text));
-    });
+    const isAlone = this.series.length < 2 && !this.series[0].low;
+    const entries = this.series.map((one, i) => ({
+      name: this.series.length > 1 ? one.label : undefined, swatch: lineSwatch(one.place ?? i),
+      text: one.low ? `${one.label}, with 95 % interval` : one.label,
+    }));
+    this.legend.fill(isAlone ? [] : entries, colour("--series-0") + this.shape);
   }
+
+  showSeries() {
+    this.data.columns.forEach(({ one }, i) => this.chart.setSeries(i + 1, { show: !this.legend.isHidden(one.label) }));
+  }
+
+  toggleLog() {
+    this.isLog = !this.isLog;
+    this.logButton.setAttribute("aria-pressed", String(this.isLog));
+    this.update();
+  }
+
+  // ---- zoom -------------------------------------------------------------------------------------
+
+  // The x axis was set: by dragging, by a double click, by new data or by other curves.
+  zoomed(u) {
+    const { min, max } = u.scales.x;
+    const xs = this.data.table[0];
+    if (!xs.length || u.status !== 1 || (this.zoom && this.zoom.min === min && this.zoom.max === max)) return;
+    const [first, last] = spread(xs[0], xs.at(-1));
+    const isPart = min > first || max < last;
+    if (isPart || this.zoom) this.share(isPart ? { label: this.xLabel, min, max } : null);
+  }
+
+  // All curves over this axis zoom together.
+  share(zoom) {
+    for (const curves of everyCurves) if (curves.xLabel === this.xLabel) curves.take(zoom);
+  }
+
+  take(zoom) {
+    this.zoom = zoom;
+    this.describe();
+    if (!this.chart) return;
+    const xs = this.data.table[0];
+    const [min, max] = zoom ? [zoom.min, zoom.max] : spread(xs[0], xs.at(-1));
+    const { x } = this.chart.scales;
+    if (x.min !== min || x.max !== max) this.chart.setScale("x", { min, max });
+  }
+
+  zoomAt(factor) {
+    const { min, max } = this.chart.scales.x;
+    const xs = this.data.table[0];
+    const [first, last] = spread(xs[0], xs.at(-1));
+    const middle = xs[this.chart.cursor.idx] ?? (min + max) / 2;
+    const from = Math.max(first, middle - (middle - min) * factor);
+    const to = Math.min(last, middle + (max - middle) * factor);
+    const least = (last - first) / Math.max(1, xs.length);
+    if (to - from < least) return;
+    this.share(from > first || to < last ? { label: this.xLabel, min: from, max: to } : null);
+  }
+
+  // ---- what is under the cursor -----------------------------------------------------------------
 
   read(index) {
     if (index === null || index === undefined) {
       setText(this.readout, "");
+      this.tip.hide();
       return;
     }
-    const parts = [`${this.xLabel} ${number(this.data.table[0][index])}`];
-    this.data.columns.forEach(({ one, part }, i) => {
+    const at = `${this.xLabel} ${number(this.data.table[0][index])}`;
+    const rows = [];
+    this.data.columns.forEach(({ one, part, place }, i) => {
       const value = this.data.table[i + 1][index];
-      if (part !== "y" || value === null || value === undefined) return;
+      if (part !== "y" || value === null || value === undefined || this.legend.isHidden(one.label)) return;
       const low = one.low ? this.data.table[i + 3]?.[index] : null;
       const high = one.low ? this.data.table[i + 2]?.[index] : null;
       const range = low !== null && low !== undefined ? ` [${number(low, 3)}, ${number(high, 3)}]` : "";
-      parts.push(`${one.label} ${number(value)}${range}`);
+      rows.push({ label: one.label, text: `${number(value)}${range}`, place });
     });
-    setText(this.readout, parts.join(" · "));
+    setText(this.readout, [at, ...rows.map(({ label, text }) => `${label} ${text}`)].join(" · "));
+    this.tip.show(at, rows, this.chart.cursor.left);
   }
 
   key(event) {
+    if (!this.chart || event.ctrlKey || event.metaKey || event.altKey) return;
     const moves = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
-    if (!this.chart || !(event.key in moves)) return;
+    const zooms = { "+": 1 / ZOOM_STEP, "=": 1 / ZOOM_STEP, "-": ZOOM_STEP };
+    if (event.key in zooms) this.zoomAt(zooms[event.key]);
+    else if (event.key === "Escape") this.share(null);
+    else if (event.key in moves) this.move(moves[event.key]);
+    else return;
     event.preventDefault();
+  }
+
+  move(by) {
+    this.readout.setAttribute("aria-live", "polite");
     const xs = this.data.table[0];
-    const now = this.chart.cursor.idx ?? (moves[event.key] < 0 ? xs.length : -1);
-    const next = Math.min(xs.length - 1, Math.max(0, now + moves[event.key]));
-    this.chart.setCursor({ left: this.chart.valToPos(xs[next], "x"), top: HEIGHT / 3 });
+    const { min, max } = this.chart.scales.x;
+    const first = xs.findIndex((x) => x >= min);
+    const last = xs.findLastIndex((x) => x <= max);
+    const now = this.chart.cursor.idx ?? (by < 0 ? last + 1 : first - 1);
+    const next = Math.min(last, Math.max(first, now + by));
+    this.chart.setCursor({ left: this.chart.valToPos(xs[next], "x"), top: HEIGHT / 3 }, true, true);
+  }
+
+  // Only the curves that have the keyboard speak.
+  leave() {
+    this.readout.removeAttribute("aria-live");
   }
 }
 
 // One table with all values of x; every series has its column, and two more for a band.
-function joined(series) {
+function joined(series, log) {
   const columns = [];
+  const above = (values, name) => (log === name ? values.map((v) => (v > 0 ? v : null)) : values);
   const tables = series.map((one, i) => {
     const place = one.place ?? i;
+    const kept = log === "x" ? one.x.map((x, at) => [x, at]).filter(([x]) => x > 0).map(([, at]) => at) : null;
+    const part = (values) => above(kept ? kept.map((at) => values[at]) : values, "y");
+    const x = kept ? kept.map((at) => one.x[at]) : one.x;
     columns.push({ one, part: "y", place });
-    if (!one.low) return [one.x, one.y];
+    if (!one.low) return [x, part(one.y)];
     columns.push({ one, part: "high", place }, { one, part: "low", place });
-    return [one.x, one.y, one.high, one.low];
+    return [x, part(one.y), part(one.high), part(one.low)];
   });
   const table = tables.length === 1 ? tables[0] : uPlot.join(tables);
   return { columns, table };
+}
+
+// uPlot leaves out the text of some ticks of a logarithmic axis.
+function texts(ticks) {
+  const found = tickTexts(ticks.filter((tick) => tick !== null));
+  return ticks.map((tick) => (tick === null ? "" : found.shift()));
 }
 
 function spread(min, max) {
@@ -185,31 +300,40 @@ function padded(u, min, max) {
   return [min - pad, max + pad];
 }
 
+function paddedLog(u, min, max) {
+  return min > 0 ? [min / 1.15, max * 1.15] : [1, 10];
+}
+
 function lastKnown(values) {
   for (let i = values.length - 1; i >= 0; i -= 1) if (values[i] !== null) return values[i];
   return null;
 }
 
-// A figure source over curves: the plot, and the same numbers as a table.
+// A figure source over curves: the plot, the same numbers as a table, and in full for a file.
 export function curveSource(curves, series) {
   return {
     draw: (node) => curves.show(node, series),
-    table: () => curveTable(curves.xLabel, series),
+    table: () => curveTable(curves.xLabel, series, number, intervalText),
+    csv: () => curveTable(curves.xLabel, series.flatMap(parts), (value) => String(value ?? ""), (value) => String(value ?? "")),
   };
 }
 
-function curveTable(xLabel, series) {
+function intervalText(value, low, high) {
+  const text = number(value);
+  return low === null || low === undefined ? text : `${text} [${number(low, 3)}, ${number(high, 3)}]`;
+}
+
+function parts(one) {
+  const ends = one.low ? [["low", one.low], ["high", one.high]] : [];
+  return [{ label: one.label, x: one.x, y: one.y }, ...ends.map(([end, y]) => ({ label: `${one.label}, ${end}`, x: one.x, y }))];
+}
+
+function curveTable(xLabel, series, sayX, sayY) {
   const xs = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
   const places = series.map((one) => new Map(one.x.map((x, i) => [x, i])));
-  const cell = (one, at) => {
-    if (at === undefined) return "";
-    const value = number(one.y[at]);
-    const low = one.low ? one.low[at] : null;
-    return low === null || low === undefined
-      ? value : `${value} [${number(low, 3)}, ${number(one.high[at], 3)}]`;
-  };
+  const cell = (one, at) => (at === undefined ? "" : sayY(one.y[at], one.low?.[at], one.high?.[at]));
   return {
     columns: [{ label: xLabel, number: true }, ...series.map((one) => ({ label: one.label, number: true }))],
-    rows: xs.map((x) => [number(x), ...series.map((one, i) => cell(one, places[i].get(x)))]),
+    rows: xs.map((x) => [sayX(x), ...series.map((one, i) => cell(one, places[i].get(x)))]),
   };
 }

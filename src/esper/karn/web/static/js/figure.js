@@ -1,6 +1,7 @@
-// A figure: a title, a plot, and the same numbers as a table behind a button.
+// A figure: a title, a plot, the same numbers as a table behind a button, and a menu that saves it.
 
 import { clear, el, setText } from "./dom.js";
+import { SaveMenu } from "./save.js";
 
 const MAX_ROWS = 500;
 
@@ -18,9 +19,10 @@ export class Figure {
       type: "button", class: "toggle", "aria-pressed": "false", click: () => this.toggle(),
     }, "Table");
     this.heading = el("h2", { id: `${id}-title` }, title);
+    this.save = new SaveMenu(this);
     this.node = el("section", {
       class: wide ? "figure wide" : "figure", id, "aria-labelledby": `${id}-title`,
-    }, el("div", { class: "figure-head" }, this.heading, ...controls, this.button),
+    }, el("div", { class: "figure-head" }, this.heading, this.save.node, ...controls, this.button),
     this.note, this.problem, this.plot, this.table);
     this.showsTable = false;
     this.source = null;
@@ -34,7 +36,7 @@ export class Figure {
     this.refresh();
   }
 
-  // `source`: { draw(node), table() -> {columns, rows} }, empty: nothing to show yet.
+  // `source`: { draw(node), table() -> {columns, rows}, csv?() -> the same in full }.
   show(source, { problem = "", note = null } = {}) {
     this.source = source;
     setText(this.problem, problem ? `Cannot be read: ${problem}` : "");
@@ -44,6 +46,11 @@ export class Figure {
       this.note.hidden = !note;
     }
     this.refresh();
+  }
+
+  // The numbers of the figure in full.
+  csv() {
+    return this.source.csv ? this.source.csv() : this.source.table();
   }
 
   refresh() {

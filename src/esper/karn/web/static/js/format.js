@@ -1,34 +1,70 @@
-// Numbers, times and states as people read them.
+// Numbers, times and states as people read them; numbers and times as esper.plotting writes them.
+
+const HUGE = 1e15; // from here on, and below TINY, powers of ten are written
+const TINY = 1e-3;
+const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+const MAX_TICK_DIGITS = 8;
+
+const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
+const grouped = (value) => (value + 0).toLocaleString("en", { maximumFractionDigits: 20 });
 
 export function number(value, digits = 4) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "-";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (!isKnown(value)) return "-";
   const size = Math.abs(value);
-  if (size >= 10000) return Math.round(value).toLocaleString("en");
-  if (size !== 0 && size < 1e-3) return value.toExponential(2);
-  return String(Number(value.toPrecision(digits)));
+  if (size >= HUGE || (size !== 0 && size < TINY)) return power(value, 3);
+  if (size >= 10 ** digits) return grouped(Math.sign(value) * Math.round(size));
+  return grouped(Number(value.toPrecision(digits)));
 }
 
-export function interval(estimate) {
-  if (!estimate || estimate.value === null) return "-";
-  if (estimate.low === null || estimate.high === null) return number(estimate.value);
-  return `${number(estimate.value)} [${number(estimate.low, 3)}, ${number(estimate.high, 3)}]`;
+// As 1.5e-4.
+function power(value, digits) {
+  const [mantissa, exponent] = value.toExponential(digits - 1).split("e");
+  return `${Number(mantissa)}e${Number(exponent)}`;
 }
 
-export function short(value) {
-  const size = Math.abs(value);
-  for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
-    if (size >= unit) return `${Number((value / unit).toPrecision(3))}${letter}`;
+export function percent(share) {
+  return isKnown(share) ? `${number(100 * share, 3)} %` : "-";
+}
+
+export function signed(value, digits = 3) {
+  if (!isKnown(value)) return "-";
+  return `${value > 0 ? "+" : value < 0 ? "-" : "±"}${number(Math.abs(value), digits)}`;
+}
+
+export function interval(estimate, digits = 4) {
+  if (!estimate) return "-";
+  const { value, low, high } = estimate;
+  if (![value, low, high].every(isKnown)) return number(value, digits);
+  return `${number(value, digits)} [${number(low, 3)}, ${number(high, 3)}]`;
+}
+
+export function short(value, digits = 3) {
+  const rounded = Number(value.toPrecision(digits)) + 0;
+  const size = Math.abs(rounded);
+  if ((size !== 0 && size < TINY) || size >= HUGE) return power(value, digits);
+  const [unit, letter] = UNITS.find(([least]) => size >= least) ?? [1, ""];
+  return `${Number((rounded / unit).toPrecision(digits))}${letter}`;
+}
+
+// Numbers of an axis, with the digits that tell them apart.
+export function tickTexts(ticks) {
+  const distinct = new Set(ticks).size;
+  for (let digits = 3; digits < MAX_TICK_DIGITS; digits += 1) {
+    const texts = ticks.map((tick) => short(tick, digits));
+    if (new Set(texts).size === distinct) return texts;
   }
-  return String(Number(value.toPrecision(3)));
+  return ticks.map((tick) => short(tick, MAX_TICK_DIGITS));
 }
 
 export function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "-";
-  const whole = Math.max(0, Math.round(seconds));
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  if (!isKnown(seconds)) return "-";
+  const rest = Math.max(0, seconds);
+  if (rest >= 0.05 && rest < 0.95) return `0.${Math.floor(rest * 10 + 0.5)} s`;
+  const whole = Math.floor(rest + 0.5);
+  for (const [unit, name, part, small] of [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]]) {
+    if (whole >= unit) return `${Math.floor(whole / unit)} ${name} ${Math.floor((whole % unit) / part)} ${small}`;
+  }
+  return `${whole} s`;
 }
 
 export function clock(seconds) {
@@ -52,7 +88,7 @@ const LAST_WORK = {
 export function stateSentence(run) {
   switch (run.state) {
     case "running": return run.progress === 1 ? LAST_WORK[run.kind] : "Running; the page follows it.";
-    case "finished": return "Finished.";
+    case "finished": return run.problem ? `Finished. Cannot be read: ${run.problem}` : "Finished.";
     case "interrupted":
       return "Stopped by a signal, with everything saved; it can be resumed.";
     case "failed": return `Ended by an error: ${run.problem}`;
@@ -80,10 +116,6 @@ export function networkText(point) {
   const size = point.variant.split(" ").filter(Boolean)
     .map((part) => (part[0] === "x" ? `width ${part}` : `depth x${part.slice(1)}`));
   return [...size, ...point.topology.filter(Boolean)].join(", ") || "your model";
-}
-
-export function signed(value) {
-  return `${value > 0 ? "+" : value < 0 ? "−" : "±"}${number(Math.abs(value), 3)}`;
 }
 
 export function size(bytes) {

@@ -1,19 +1,26 @@
 // Score against parameters: the networks of searches, the topologies of audits, policies.
 
-import { el, svg } from "./dom.js";
-import { costScale, Drawing, linear, valueRange, xAxis, yAxis } from "./axes.js";
+import { svg } from "./dom.js";
+import { policyPlaces } from "./contenders.js";
+import { costScale, Drawing, linear, valueRange, whisker, xAxis, yAxis } from "./axes.js";
 import { emptyPlot } from "./figure.js";
 import { interval, number, topologyText, words } from "./format.js";
+import { Legend } from "./legend.js";
 import { onTheme, seriesColour } from "./theme.js";
 
 const HEIGHT = 300;
 const BOX = { left: 52, top: 30, bottom: HEIGHT - 44 };
+const LETTER = 6.6; // width of a letter of a label, about
+const LABEL_PLACES = [[9, -7], [-9, -7], [9, 15], [-9, 15], [9, 4], [-9, 4]];
+const KINDS = [["pick", "pick"], ["host", "host"], ["frontier", "on the frontier"], ["other", "other"],
+  ["grown", "grown, or chosen"], ["static", "planted from the start"]];
 
 // groups: [{label, points, place}]
 export class FrontierPlot {
   constructor(title = "test score") {
     this.title = title;
     this.groups = [];
+    this.legend = new Legend(() => this.drawing.redraw());
     this.drawing = new Drawing((width) => this.paint(width));
     onTheme(() => this.drawing.node && this.known().length && this.drawing.redraw());
   }
@@ -24,6 +31,12 @@ export class FrontierPlot {
 
   known() {
     return this.groups.flatMap((group) => group.points.filter((p) => p.score.value !== null));
+  }
+
+  // Points that the legend does not hide.
+  shown(group) {
+    const isHidden = (p) => this.legend.isHidden(kindOf(p)) || (this.groups.length > 1 && this.legend.isHidden(runName(group)));
+    return group.points.filter((p) => p.score.value !== null && !isHidden(p));
   }
 
   show(node, groups) {
@@ -41,36 +54,39 @@ export class FrontierPlot {
       width, height: HEIGHT, role: "img",
       "aria-label": `${this.title} by parameters of ${points.length} networks; the table has them.`,
     }, yAxis(y, box, { label: this.title }), xAxis(x, box, "parameters"));
-    this.groups.forEach((group, i) => picture.append(groupMarks(group, group.place ?? i, x, y, box)));
-    return [picture, this.legend()];
+    const shown = this.groups.map((group) => this.shown(group));
+    this.groups.forEach((group, i) => picture.append(groupMarks(group, shown[i], x, y, box)));
+    picture.append(...names(shown.flat(), x, y, box));
+    this.fillLegend(points);
+    return [picture, this.legend.node];
   }
 
-  legend() {
-    const all = this.known();
-    const entries = [];
-    if (this.groups.length > 1) {
-      this.groups.forEach((group, i) => entries.push(
-        legendEntry("frontier", seriesColour(group.place ?? i), group.label)));
+  fillLegend(all) {
+    const several = this.groups.length > 1;
+    const isMixed = several || all.some((p) => p.place !== undefined);
+    const ink = isMixed ? "currentColor" : seriesColour(this.groups[0].place ?? 0);
+    const entries = several ? this.groups.map((group, i) => ({
+      name: runName(group), text: group.label, swatch: swatch("frontier", seriesColour(group.place ?? i)),
+    })) : [];
+    for (const [kind, text] of KINDS) {
+      if (all.some((p) => kindOf(p) === kind)) entries.push({ name: kind, text, swatch: swatch(kind, ink) });
     }
-    const ink = this.groups.length > 1 ? "currentColor" : seriesColour(this.groups[0].place ?? 0);
-    const kinds = [["pick", "pick"], ["host", "host"], ["frontier", "on the frontier"], ["other", "other"],
-      ["grown", "grown, or chosen"], ["static", "planted from the start"]];
-    for (const [kind, text] of kinds) {
-      if (all.some((p) => kindOf(p) === kind)) entries.push(legendEntry(kind, ink, text));
-    }
-    return el("ul", { class: "legend" }, ...entries);
+    this.legend.fill(entries, seriesColour(0));
   }
 }
 
-function legendEntry(kind, ink, text) {
-  return el("li", {}, svg("svg", { width: 18, height: 16, "aria-hidden": "true" }, mark(kind, 9, 8, ink)), text);
+const runName = (group) => `run ${group.label}`;
+
+function swatch(kind, ink) {
+  return svg("svg", { width: 18, height: 16, "aria-hidden": "true" }, mark(kind, 9, 8, ink));
 }
 
 // Policies by size: `name` is drawn beside each, and the line joins those that no smaller one beats.
 const PLANTED = /^(static-|asha|table:)/;
 
 export function policyPoints(contenders) {
-  const known = contenders.filter((one) => one.params !== null && one.score.value !== null)
+  const places = policyPlaces(contenders);
+  const known = contenders.map((one, i) => ({ ...one, place: places[i] })).filter((one) => one.params !== null && one.score.value !== null)
     .sort((a, b) => a.params - b.params);
   let best = -Infinity;
   return known.map((one) => {
@@ -79,7 +95,7 @@ export function policyPoints(contenders) {
     const host = one.policy === "bare" || one.policy.startsWith("wait");
     return {
       name: one.label, label: one.label, params: one.params, macs: one.macs, score: one.score, on_frontier: front,
-      kind: host ? "host" : PLANTED.test(one.policy) ? "static" : "grown",
+      kind: host ? "host" : PLANTED.test(one.policy) ? "static" : "grown", place: one.place,
     };
   });
 }
@@ -100,29 +116,45 @@ function mark(kind, x, y, ink) {
   return svg("circle", { cx: x, cy: y, r: 5, ...common });
 }
 
-function groupMarks(group, place, x, y, box) {
-  const ink = seriesColour(place);
-  const points = group.points.filter((p) => p.score.value !== null);
+function groupMarks(group, points, x, y, box) {
+  const ofGroup = group.place ?? 0;
   const clamp = (value) => Math.min(box.bottom, Math.max(box.top, y(value)));
   const front = points.filter((p) => p.on_frontier).sort((a, b) => a.params - b.params);
   const line = front.map((p) => `${x(p.params)},${clamp(p.score.value)}`).join(" ");
-  const nodes = [svg("polyline", { points: line, fill: "none", stroke: ink, "stroke-width": 1.5, opacity: 0.6 })];
+  const nodes = [svg("polyline", { points: line, fill: "none", stroke: points.some((p) => p.place !== undefined) ? "currentColor" : seriesColour(ofGroup), "stroke-width": 1.5, opacity: 0.45 })];
   for (const p of points) {
     const at = x(p.params);
+    const ink = seriesColour(p.place ?? ofGroup);
     const said = `${group.label} ${p.name ?? topologyText(p)}: ${number(p.params)} parameters, score ${interval(p.score)}`;
     const one = svg("g", {}, svg("title", {}, said));
-    if (p.score.low !== null && p.score.high !== null) {
-      one.append(svg("line", { x1: at, x2: at, y1: clamp(p.score.low), y2: clamp(p.score.high), stroke: ink, "stroke-width": 1.5, opacity: 0.6 }));
-    }
+    if (p.score.low !== null && p.score.high !== null) one.append(whisker(p.score, y, at, { stroke: ink, opacity: 0.6 }));
     one.append(mark(kindOf(p), at, clamp(p.score.value), ink));
-    if (p.name) {
-      const left = at > (box.left + box.right) / 2;
-      one.append(svg("text", { class: "label", x: at + (left ? -9 : 9), y: clamp(p.score.value) - 7,
-        "text-anchor": left ? "end" : "start" }, p.name));
-    }
     nodes.push(one);
   }
   return svg("g", {}, ...nodes);
+}
+
+// Names where they cover nothing; one that finds no place is left to the table.
+function names(points, x, y, box) {
+  const spots = points.map((p) => ({ p, at: x(p.params), height: y(p.score.value) }));
+  const taken = spots.map(({ at, height }) => [at - 6, height - 6, at + 6, height + 6]);
+  const found = [];
+  for (const { p, at, height } of spots.filter((spot) => spot.p.name)) {
+    const width = LETTER * p.name.length;
+    for (const [right, down] of LABEL_PLACES) {
+      const left = right < 0 ? at + right - width : at + right;
+      const place = [left, height + down - 10, left + width, height + down + 3];
+      if (left < box.left || place[2] > box.right || place[1] < box.top - 8 || taken.some((other) => overlap(place, other))) continue;
+      taken.push(place);
+      found.push(svg("text", { class: "label", x: at + right, y: height + down, "text-anchor": right < 0 ? "end" : "start" }, p.name));
+      break;
+    }
+  }
+  return found;
+}
+
+function overlap(one, other) {
+  return one[0] < other[2] && other[0] < one[2] && one[1] < other[3] && other[1] < one[3];
 }
 
 function frontierTable(groups) {

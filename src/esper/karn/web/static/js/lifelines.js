@@ -5,7 +5,9 @@ import { ask } from "./api.js";
 import { Drawing, linear, valueRange, xAxis, yAxis } from "./axes.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { number } from "./format.js";
-import { allStages, stageColour, stageWord } from "./stages.js";
+import { pointsText } from "./growth_state.js";
+import { stageLegend } from "./seed_lanes.js";
+import { stageColour, stageWord } from "./stages.js";
 import { onTheme, seriesColour } from "./theme.js";
 
 const LANE = 24;
@@ -14,32 +16,21 @@ const PANEL = 96;
 const PANEL_HEAD = 24;
 
 export class LifeLines {
-  constructor(id) {
+  constructor(id, chosen) {
     this.id = id;
-    this.at = null;
-    this.first = 0;
+    this.chosen = chosen;
+    this.first = chosen.member ?? 0;
     this.found = null;
     this.slots = [];
-    this.round = el("input", {
-      type: "number", min: 1, step: 1, class: "round", change: () => this.choose(this.round.value),
-    });
-    this.newest = el("button", { type: "button", click: () => this.choose("") }, "Newest");
     this.before = el("button", { type: "button", click: () => this.turn(-1), "aria-label": "Members before" }, "◀");
     this.after = el("button", { type: "button", click: () => this.turn(1), "aria-label": "Members after" }, "▶");
     this.window = el("span", { class: "control" });
-    const controls = [
-      el("label", { class: "control" }, "round ", this.round), this.newest,
-      el("span", { class: "control" }, this.before, this.window, this.after),
-    ];
+    const controls = [el("span", { class: "control" }, this.before, this.window, this.after)];
     this.figure = new Figure("life-lines", "Life lines of seeds", { controls, wide: true });
     this.drawing = new Drawing((width) => this.paint(width));
     onTheme(() => this.drawing.node && this.found?.seeds.length && this.drawing.redraw());
     this.busy = false;
-  }
-
-  choose(text) {
-    this.at = text === "" ? null : Math.max(0, Math.floor(Number(text) || 1) - 1);
-    this.load();
+    chosen.onChange(() => this.load());
   }
 
   turn(by) {
@@ -50,7 +41,7 @@ export class LifeLines {
   // The newest round is loaded again when the run has moved on.
   async moved(slots) {
     this.slots = slots;
-    if (this.at === null || !this.found) await this.load();
+    if (this.chosen.round === null || !this.found) await this.load();
   }
 
   async load() {
@@ -60,8 +51,8 @@ export class LifeLines {
     }
     this.busy = true;
     try {
-      const round = this.at === null ? "" : this.at;
-      this.found = await ask(`/api/runs/${this.id}/seeds?round=${round}&member=${this.first}`);
+      const query = `round=${this.chosen.round ?? ""}&member=${this.first}`;
+      this.found = await ask(`/api/runs/${this.id}/seeds?${query}`);
       this.show("");
     } catch (error) {
       this.show(error.message);
@@ -79,8 +70,6 @@ export class LifeLines {
       this.figure.show({ draw: (node) => emptyPlot(node, ""), table: () => this.table() }, { problem });
       return;
     }
-    if (document.activeElement !== this.round) this.round.value = Math.max(1, found.round + 1);
-    this.round.max = Math.max(1, found.newest + 1);
     this.first = found.first;
     this.window.parentElement.hidden = !found.members;
     this.window.textContent = ` members ${found.first}-${found.first + found.window - 1} of ${found.members} `;
@@ -122,13 +111,14 @@ export class LifeLines {
       tops.set(`${lane.member} ${lane.slot}`, top);
       if (lane.first) picture.append(svg("line", { class: "divider", x1: 0, x2: box.right, y1: top, y2: top }));
       const text = lane.first ? `${lane.member} ${lane.slot}` : lane.slot;
-      picture.append(svg("text", { class: "label", x: box.left - 6, y: top + 18, "text-anchor": "end" }, text));
+      const kind = lane.member === this.chosen.member ? "label chosen" : "label";
+      picture.append(svg("text", { class: kind, x: box.left - 6, y: top + 18, "text-anchor": "end" }, text));
     });
     for (const seed of this.found.seeds) {
       const top = tops.get(`${seed.member} ${seed.slot}`);
       if (top !== undefined) picture.append(this.life(seed, top, x));
     }
-    return [picture, this.legend()];
+    return [picture, stageLegend(this.found.seeds)];
   }
 
   // What is drawn above the lines: of all members, whichever of them are shown.
@@ -175,31 +165,23 @@ export class LifeLines {
         fill: stageColour(span.stage), class: "span",
       }, svg("title", {}, said)));
     }
-    const last = seed.stages.at(-1);
-    const end = x(last.end ?? this.found.steps);
+    const held = seed.stages.at(-1).end ?? this.found.steps;
+    const end = x(held);
     if (["pruned", "restarted"].includes(seed.end)) group.append(svg("path", { class: "cross", d: `M${end - 8} ${y + 2}l6 6m0 -6l-6 6` }));
-    group.append(svg("text", { class: "seed", x: x(seed.stages[0].first) + 1, y: y - 2 }, seed.blueprint));
+    const start = x(seed.stages[0].first);
+    const last = seed.measured.at(-1);
+    const isWide = x(held) - start > 7 * (seed.blueprint.length + 20);
+    const text = last && isWide ? `${seed.blueprint}, ${pointsText(last)}` : seed.blueprint;
+    group.append(svg("text", { class: "seed", x: start + 1, y: y - 3 }, text));
     return group;
-  }
-
-  legend() {
-    const used = new Set(this.found.seeds.flatMap((seed) => seed.stages.map((span) => span.stage)));
-    const entries = allStages().filter((one) => used.has(one.stage)).map((one) => el("li", {},
-      svg("svg", { width: 20, height: 12, "aria-hidden": "true" },
-        svg("rect", { x: 1, y: 1, width: 18, height: 10, fill: one.colour, class: "span" })), one.name));
-    const cross = svg("svg", { width: 14, height: 12, "aria-hidden": "true" },
-      svg("path", { class: "cross", d: "M4 3l6 6m0 -6l-6 6" }));
-    entries.push(el("li", {}, cross, "pruned, or its member restarted, by its end"));
-    return el("ul", { class: "legend" }, ...entries);
   }
 
   table() {
     const life = (seed) => seed.stages.map((span) => `${stageWord(span.stage)} ${span.first}-${span.end ?? "end"}`).join(", ");
-    const spread = (seed) => (seed.contribution === null ? "-"
-      : `${number(seed.contribution)} ± ${number(seed.contribution_se, 2)}`);
+    const spread = (seed) => pointsText(seed.measured.at(-1)) || "-";
     return {
       columns: [{ label: "member and slot" }, { label: "blueprint" }, { label: "stages by step" }, { label: "end" },
-        { label: "parameters", number: true }, { label: "contribution ± s.e.", number: true }],
+        { label: "parameters", number: true }, { label: "last contribution ± s.e.", number: true }],
       rows: (this.found?.seeds ?? []).map((seed) => [
         `${seed.member} ${seed.slot}`, seed.blueprint, life(seed), seed.end, number(seed.params), spread(seed),
       ]),

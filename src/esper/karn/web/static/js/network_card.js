@@ -4,33 +4,57 @@ import { ask } from "./api.js";
 import { Curves } from "./curves.js";
 import { el } from "./dom.js";
 import { duration, interval, networkText, number, signed, size } from "./format.js";
+import { drawLayers } from "./layers.js";
 
-const HINT = "Point at a network, or Tab to the plot and use the arrow keys. A click or Enter pins it.";
+const HINT = "Point at a network, or Tab to a plot and use the arrow keys. A click or Enter pins it.";
+const UNKNOWN = { value: null, low: null, high: null };
+const NO_SCORE = { score: UNKNOWN, latency: UNKNOWN, gain: null, val_gain: null, length: null, under_way: false };
 
 export class NetworkCard {
-  constructor(id, onClose) {
+  constructor(id, selection) {
     this.id = id;
+    this.selection = selection;
+    this.data = null;
     this.shown = "";
     this.loaded = "";
     this.detail = el("div", { class: "detail", hidden: true });
     this.loss = new Curves({ xLabel: "batches", yLabel: "training loss" });
     this.facts = el("div", { "aria-live": "polite" });
     this.hint = el("p", { class: "note" }, HINT);
-    this.close = el("button", { type: "button", hidden: true, click: onClose }, "Unpin");
+    this.close = el("button", { type: "button", hidden: true, click: () => selection.pin(null) }, "Unpin");
     this.node = el("aside", { class: "card", "aria-label": "Network" }, this.facts, this.hint, this.close);
+    selection.onChange(() => this.show());
   }
 
-  // `point`: null for none.
-  show(point, isPinned, data) {
+  update(data) {
+    this.data = data;
+    this.selection.fallback = data.frontier.find((point) => point.is_pick)?.label ?? data.best.at(-1)?.label ?? null;
+    this.show();
+  }
+
+  // What the plots know of a run; one that has no score is in the lineage alone.
+  point(label) {
+    const run = this.data.lineage.find((one) => one.label === label);
+    const point = this.data.frontier.find((one) => one.label === label);
+    return run || point ? { ...NO_SCORE, ...run, ...point } : null;
+  }
+
+  show() {
+    if (!this.data) return;
+    const { shown, pinned } = this.selection;
+    const point = this.point(shown);
+    const isPinned = point !== null && shown === pinned;
     const text = JSON.stringify([point, isPinned]);
     if (text !== this.shown) {
       this.shown = text;
-      this.facts.replaceChildren(...(point ? facts(point, data) : []));
+      this.facts.replaceChildren(...(point ? facts(point, this.data) : []));
     }
+    this.node.classList.toggle("pinned", pinned !== null);
     this.close.hidden = !isPinned;
     this.hint.hidden = isPinned;
-    this.detail.hidden = !isPinned;
-    if (isPinned) this.load(point, data);
+    const kept = pinned === null ? null : this.point(pinned);
+    this.detail.hidden = kept === null;
+    if (kept) this.load(kept, this.data);
   }
 
   // Its files change when it is judged.
@@ -51,7 +75,8 @@ export class NetworkCard {
       el("a", { href: `/runs/${this.id}/networks/${name}`, download: name.replace("/", "-") }, `networks/${name}`), ` ${size(bytes)}`);
     const box = el("div", {});
     const part = (title, ...nodes) => el("section", {}, el("h3", {}, title), ...nodes);
-    const parts = [found.curve.length ? part("Training loss", box) : null,
+    const parts = [found.layers.length ? el("section", { class: "whole" }, el("h3", {}, `Layers of #${found.label}`), drawLayers(found.layers)) : null,
+      found.curve.length ? part("Training loss", box) : null,
       el("section", {}, ...(found.pick ? [el("h3", {}, "In Python"), el("pre", { tabindex: 0 }, el("code", {}, found.pick))] : []),
         el("h3", {}, "Files"), found.files.length ? el("ul", {}, ...found.files.map(file))
           : el("p", { class: "note" }, "None: weights are kept of the best networks.")),
@@ -71,16 +96,17 @@ function facts(point, { frontier, run }) {
     point.under_way && "under way"].filter(Boolean).join(", ");
   const pairs = [
     ["", roles],
-    [`test ${run.metric}`, judged ? `${test} (one standard error)` : point.under_way ? "" : "not judged"],
+    [`test ${run.metric}`, point.val_score === null ? "" : judged ? `${test} (one standard error)` : point.under_way ? "" : "not judged"],
     ["gain on test", point.is_host || point.gain === null ? "" : `${signed(point.gain)} against your model`],
     [`validation ${run.metric}`, number(point.val_score)],
     ["gain on validation", point.is_host || point.val_gain === null ? "" : `${signed(point.val_gain)} against your model`],
     ["parameters", number(point.params)], ["MACs", number(point.macs)],
     ["latency", point.latency.value === null ? "" : `${interval(point.latency)} ms`],
     ["recipe", point.recipe],
-    ["training", [point.seconds === null ? "" : duration(point.seconds), point.length === null ? "" : `${number(point.length, 3)} of a full run`].filter(Boolean).join(", ")],
+    ["training", [point.seconds === null ? "" : duration(point.seconds), point.length === null ? "" : `${number(point.length, 3)} × a full run`].filter(Boolean).join(", ")],
     ["from", point.parent ? `#${point.parent}${parent ? ` ${networkText(parent)}` : ""}` : ""],
   ];
   const rows = pairs.filter(([, value]) => value).map(([name, value]) => el("div", {}, el("dt", {}, name || "role"), el("dd", {}, value)));
-  return [el("h3", {}, `#${point.label} ${networkText(point)}`), el("dl", { class: "facts" }, ...rows)];
+  const story = [point.made, point.ended].filter(Boolean).map((said) => el("p", { class: "story" }, said));
+  return [el("h3", {}, `#${point.label} ${networkText(point)}`), ...story, el("dl", { class: "facts" }, ...rows)];
 }

@@ -20,6 +20,7 @@ class RunPage {
     this.parts = [];
     this.title = el("h1", {}, "Run");
     this.state = el("span", { class: "state" });
+    this.tags = el("span", { class: "tags" });
     this.sentence = el("p", { class: "sentence", role: "status" }, "Reading the run ...");
     this.command = el("code", {});
     this.headline = el("p", { class: "headline", hidden: true });
@@ -37,7 +38,7 @@ class RunPage {
     this.figures = el("div", { class: "figures" });
     this.notes = new Notes();
     main().append(
-      el("div", { class: "run-head" }, this.title, this.state, el("span", { class: "spacer" }), this.report, this.compare),
+      el("div", { class: "run-head" }, this.title, this.state, this.tags, el("span", { class: "spacer" }), this.report, this.compare),
       this.result.node, this.headline, this.sentence, this.resume, this.connection,
       el("div", { class: "run-progress" }, this.bar, this.done), this.underWay.node,
       this.facts, this.nothingYet.node, this.figures, this.notes.node);
@@ -71,6 +72,9 @@ class RunPage {
     if (this.state.dataset.state !== run.state) {
       this.state.dataset.state = run.state;
       this.state.replaceChildren(el("span", { "aria-hidden": "true", class: "state-mark" }, STATE_MARKS[run.state]), ` ${run.state}`);
+    }
+    if (this.tags.textContent !== run.tags.join("")) {
+      this.tags.replaceChildren(...run.tags.map((tag) => el("a", { class: "tag", href: `/?tag=${encodeURIComponent(tag)}`, title: `Runs tagged ${tag}` }, tag)));
     }
     setText(this.sentence, stateSentence(run));
     setText(this.headline, run.verdict);

@@ -1,7 +1,7 @@
 // What is known of a run, from the messages of its feed.
 
 const SERIES = ["rounds", "learner", "speed", "actions", "anomalies"];
-const REPLACED = ["run", "frontier", "best", "curves", "curves_total", "notes", "contenders"];
+const REPLACED = ["run", "frontier", "lineage", "best", "curves", "curves_total", "notes", "contenders"];
 const MAX_EVENTS = 200;
 const MAX_POINTS = 4000;
 
@@ -16,6 +16,7 @@ export class RunData {
     this.problems = {};
     for (const name of SERIES) this[name] = [];
     this.frontier = [];
+    this.lineage = [];
     this.best = [];
     this.notes = [];
     this.curves = [];
@@ -35,7 +36,7 @@ export class RunData {
   }
 
   addEvents(events) {
-    const key = (event) => `${event.time} ${event.type} ${event.round} ${event.step}`;
+    const key = (event) => `${event.time} ${event.type} ${event.round} ${event.text}`;
     const known = new Set(this.events.map(key));
     this.events = [...this.events, ...events.filter((event) => !known.has(key(event)))]
       .slice(-MAX_EVENTS);

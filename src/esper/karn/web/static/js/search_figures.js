@@ -2,10 +2,15 @@
 
 import { contenderRows, contenderTable, IntervalPlot } from "./contenders.js";
 import { Curves, curveSource } from "./curves.js";
+import { el } from "./dom.js";
 import { Figure } from "./figure.js";
-import { number, topologyText } from "./format.js";
+import { topologyText } from "./format.js";
 import { FrontierPlot, policyPoints } from "./frontier.js";
-import { NetworksFigure } from "./networks.js";
+import { withPlaces } from "./identity.js";
+import { LineageFigure } from "./lineage.js";
+import { NetworkCard } from "./network_card.js";
+import { BestFigure, NetworksFigure } from "./networks.js";
+import { Selection } from "./selection.js";
 
 const FEW = 8;
 
@@ -23,59 +28,32 @@ class FrontierFigure {
   }
 }
 
-class BestFigure {
-  constructor() {
-    this.curves = new Curves({ xLabel: "seconds of training, all runs", yLabel: "validation score", yTitle: true });
-    this.figure = new Figure("best", "Best score so far", { note: "Validation score of the best network within the budget." });
-    this.node = this.figure.node;
-  }
-
-  // A step wherever the best score changes, the last one up to now.
-  update(data) {
-    const { best } = data;
-    const end = Math.max(0, ...data.frontier.map((point) => point.elapsed ?? 0));
-    const x = [];
-    const y = [];
-    best.forEach((point, i) => {
-      if (i) { x.push(point.elapsed); y.push(best[i - 1].val_score); }
-      x.push(point.elapsed);
-      y.push(point.val_score);
-    });
-    if (best.length && end > x.at(-1)) { x.push(end); y.push(y.at(-1)); }
-    this.figure.show({
-      draw: (node) => this.curves.show(node, [{ label: "best so far", x, y }]),
-      table: () => bestTable(best),
-    }, { problem: data.problems.best });
-  }
-}
-
-function bestTable(best) {
-  return {
-    columns: [{ label: "seconds", number: true }, { label: "validation score", number: true }, { label: "network" }, { label: "parameters", number: true }],
-    rows: best.map((point) => [number(point.elapsed), number(point.val_score), `#${point.label}`, number(point.params)]),
-  };
-}
-
 class NetworkCurveFigure {
-  constructor(kind) {
+  // `selection`: of a search, whose pinned network is highlighted.
+  constructor(kind, selection = null) {
     const grow = kind === "grow";
     this.pinned = null;
-    this.curves = new Curves({ xLabel: grow ? "length of the run (1: full)" : "share of the budget", yLabel: "validation score", yTitle: true });
+    selection?.onChange(({ pinned }) => {
+      if (pinned === this.pinned) return;
+      this.pinned = pinned;
+      if (this.data) this.update(this.data);
+    });
+    this.curves = new Curves({ xLabel: grow ? "length of the run (1: full)" : "share of the budget", yLabel: "validation score" });
     this.note = grow ? "Every point is a run of its own, with its own schedule. " : "";
-    this.figure = new Figure("curves", grow ? "Score by length" : "Learning curves of networks", { wide: !grow });
+    this.figure = new Figure("curves", grow ? "Score by length" : "Learning curves of networks", { wide: true });
     this.node = this.figure.node;
   }
 
   // The best come first: of many, the plot has these, the table all that were sent.
   update(data) {
     this.data = data;
-    const series = data.curves.filter((curve) => curve.points.length).map((curve, i) => ({
-      label: [topologyText(curve), curve.recipe].filter(Boolean).join(", "), place: i, isPinned: curve.runs.includes(this.pinned),
+    const series = data.curves.filter((curve) => curve.points.length).map((curve) => ({
+      label: [topologyText(curve), curve.recipe].filter(Boolean).join(", "), isPinned: curve.runs.includes(this.pinned),
       x: curve.points.map((p) => p.length), y: curve.points.map((p) => p.score),
     }));
     const isPinned = series.some((one) => one.isPinned);
     for (const one of series) one.faint = isPinned && !one.isPinned;
-    const top = series.filter((one, i) => i < FEW || one.isPinned);
+    const top = withPlaces("network", series.filter((one, i) => i < FEW || one.isPinned));
     const source = curveSource(this.curves, series);
     const note = this.note + (series.length > FEW
       ? `The ${FEW} with the best scores; the table has ${series.length} of ${data.curves_total}.` : "");
@@ -84,15 +62,28 @@ class NetworkCurveFigure {
   }
 }
 
-// Where a network is pinned, its curve is highlighted.
+// The plots of a search with the one card that belongs to all of them.
+class SearchView {
+  constructor(id) {
+    const selection = new Selection();
+    this.card = new NetworkCard(id, selection);
+    const scores = [new NetworksFigure(selection), new BestFigure(selection)];
+    this.parts = [...scores, new LineageFigure(selection)];
+    this.curves = new NetworkCurveFigure("grow", selection);
+    this.node = el("div", { class: "search" },
+      el("div", { class: "search-plots" }, el("div", { class: "pair" }, ...scores.map((part) => part.node)), this.parts.at(-1).node),
+      el("div", { class: "card-side" }, this.card.node), this.card.detail);
+  }
+
+  update(data) {
+    this.card.update(data);
+    for (const part of this.parts) part.update(data);
+  }
+}
+
 function grownFigures(id) {
-  const networks = new NetworksFigure(id);
-  const curves = new NetworkCurveFigure("grow");
-  networks.onPin = (label) => {
-    curves.pinned = label;
-    curves.update(curves.data);
-  };
-  return [networks, new BestFigure(), curves];
+  const view = new SearchView(id);
+  return [view, view.curves];
 }
 
 export class ContenderFigure {

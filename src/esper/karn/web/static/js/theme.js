@@ -31,6 +31,11 @@ export function colour(name) {
 export const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [12, 4], [1, 4], [6, 2, 2, 2]];
 export const SERIES_COLOURS = 8;
 
+// From the second time that a colour is used on, its dash is another.
+export function dashOf(place) {
+  return DASHES[(place + Math.floor(place / SERIES_COLOURS)) % DASHES.length];
+}
+
 export function seriesColour(place) {
   return colour(`--series-${place % SERIES_COLOURS}`);
 }

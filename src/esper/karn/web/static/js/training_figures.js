@@ -1,9 +1,12 @@
 // The figures of a training run. Each has a `node` and `update(data)`.
 
+import { Chosen } from "./chosen.js";
 import { Curves, curveSource } from "./curves.js";
 import { clear, el } from "./dom.js";
 import { Figure } from "./figure.js";
 import { number, words } from "./format.js";
+import { Growth } from "./growth.js";
+import { withPlaces } from "./identity.js";
 import { ContenderFigure, PolicySizeFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
 import { stageWord } from "./stages.js";
@@ -31,18 +34,18 @@ const CURVES = [
   ["rounds", "accuracy", "Accuracy by round", "accuracy", (d) => [
     banded("validation", d.rounds, "accuracy"), line("training", d.rounds, "train_accuracy")]],
   ["rounds", "growth", "Seeds per member", "seeds", (d) => [
-    line("germinated", d.rounds, "germinated"), line("made permanent", d.rounds, "fossilized"),
+    line("germinated", d.rounds, "germinated"), line("fossilized", d.rounds, "fossilized"),
     line("pruned", d.rounds, "pruned")]],
   ["rounds", "restarts", "Restarts of members", "restarts of all members", (d) => [
     line("restarts", d.rounds, "restarts")].filter((curve) => curve.y.some((value) => value))],
   ["rounds", "size", "Added parameters per member", "parameters", (d) => [
-    line("added parameters", d.rounds, "added_params")]],
-  ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
-  ["actions", "actions", "Operations chosen", "share of member-steps", (d) => shares(d.actions)],
-  ["actions", "slots", "Operations by slot", "share of operations on a slot", (d) => bySlot(d.actions, slotShare)],
-  ["actions", "slot-rewards", "Reward by slot", "mean reward of an operation", (d) => bySlot(d.actions, slotReward)],
+    line("added parameters", d.rounds, "added_params")], "y"],
+  ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => withPlaces("stage", stages(d.rounds))],
+  ["actions", "actions", "Operations chosen", "share of member-steps", (d) => withPlaces("operation", shares(d.actions))],
+  ["actions", "slots", "Operations by slot", "share of operations on a slot", (d) => withPlaces("slot", bySlot(d.actions, slotShare))],
+  ["actions", "slot-rewards", "Reward by slot", "mean reward of an operation", (d) => withPlaces("slot", bySlot(d.actions, slotReward))],
   ["learner", "entropy", "PPO: entropy", "entropy", (d) => [line("all heads", d.learner, "entropy")]],
-  ["learner", "kl", "PPO: KL and clipping", "", (d) => [
+  ["learner", "kl", "PPO: KL and clipping", "KL, share", (d) => [
     line("approximate KL", d.learner, "approx_kl"), line("clipped share", d.learner, "clip_fraction")]],
   ["learner", "variance", "PPO: explained variance", "explained variance", (d) => [
     line("explained variance", d.learner, "explained_variance")]],
@@ -50,12 +53,14 @@ const CURVES = [
     line("policy", d.learner, "policy_loss"), line("value", d.learner, "value_loss")]],
   ["learner", "ratio", "PPO: probability ratio", "ratio", (d) => [
     line("mean", d.learner, "ratio_mean"), line("lowest", d.learner, "ratio_min"),
-    line("highest", d.learner, "ratio_max")]],
-  ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")]],
+    line("highest", d.learner, "ratio_max")], "y"],
+  ["learner", "rate", "PPO: learning rate", "learning rate", (d) => [
+    line("learning rate", d.learner, "learning_rate")], "y"],
+  ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")], "y"],
   ["speed", "speed", "Throughput", "member-steps/s", (d) => [
-    line("member-steps/s", d.speed, "member_steps_per_second")]],
+    line("member-steps/s", d.speed, "member_steps_per_second")], "y"],
   ["speed", "device", "Device", "share of time", (d) => [
-    line("trained and validated", d.speed, "device_share"), line("GPU utilisation", d.speed, "gpu_utilization")]
+    line("trained and validated", d.speed, "device_share", 0), line("GPU utilisation", d.speed, "gpu_utilization", 1)]
     .filter((curve) => curve.y.some((value) => value !== null))],
 ];
 
@@ -98,10 +103,10 @@ function stages(points) {
 }
 
 class CurveFigure {
-  constructor([source, id, title, yLabel, series]) {
+  constructor([source, id, title, yLabel, series, log]) {
     this.source = source;
     this.series = series;
-    this.curves = new Curves({ xLabel: "round", yLabel: yLabel || title });
+    this.curves = new Curves({ xLabel: "round", yLabel, log });
     this.figure = new Figure(id, title);
     this.node = this.figure.node;
   }
@@ -114,10 +119,11 @@ class CurveFigure {
   }
 }
 
-class LifeLineFigure {
-  constructor(id) {
-    this.lines = new LifeLines(id);
-    this.node = this.lines.figure.node;
+// A figure of a round; `part.moved(slots)` reads it anew.
+class RoundFigure {
+  constructor(part) {
+    this.part = part;
+    this.node = part.figure.node;
     this.newest = null;
   }
 
@@ -126,7 +132,7 @@ class LifeLineFigure {
     this.node.hidden = newest < 0;
     if (newest < 0 || newest === this.newest) return;
     this.newest = newest;
-    this.lines.moved(data.setup ? data.setup.slots : []);
+    this.part.moved(data.setup ? data.setup.slots : []);
   }
 }
 
@@ -176,6 +182,8 @@ export function trainingFigures(id) {
   const curves = CURVES.map((row) => new CurveFigure(row));
   const judged = [new ContenderFigure("score", "Judged on fresh hosts: score"),
     new PolicySizeFigure()];
-  return [...curves.slice(0, 4), ...judged, new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
+  const chosen = new Chosen();
+  const grown = [new RoundFigure(new Growth(id, chosen)), new RoundFigure(new LifeLines(id, chosen))];
+  return [...curves.slice(0, 4), ...judged, ...grown, ...curves.slice(4), new PhaseFigure(),
     new AnomalyFigure()];
 }

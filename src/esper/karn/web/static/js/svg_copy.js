@@ -1,0 +1,98 @@
+// Pictures of the page as files: an SVG with its style inside, and a painting of it on a canvas. The
+// policy of the pages lets no image be made from data, so shapes are painted one by one.
+
+const NAMESPACE = "http://www.w3.org/2000/svg";
+const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity",
+  "font-family", "font-size", "font-weight", "text-anchor"];
+const UNSEEN = new Set(["title", "desc"]);
+
+// A copy with the colours of the theme; `title` above it, `notes` below.
+export function standalone(picture, title, notes, { ground, ink }) {
+  const { width, height } = sizeOf(picture);
+  const copy = picture.cloneNode(true);
+  inline(picture, copy);
+  const node = (name, attributes, ...children) => {
+    const made = document.createElementNS(NAMESPACE, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
+    made.append(...children);
+    return made;
+  };
+  const text = (said, y, size) => node("text", { x: 12, y, fill: ink, "font-size": size, "font-family": "system-ui, sans-serif" }, said);
+  const whole = height + 40 + notes.length * 18;
+  copy.setAttribute("y", "32");
+  for (const [name, value] of [["width", width], ["height", height]]) copy.setAttribute(name, String(value));
+  const root = node("svg", { xmlns: NAMESPACE, width, height: whole, viewBox: `0 0 ${width} ${whole}` },
+    node("rect", { width, height: whole, fill: ground }), text(title, 22, 15), copy,
+    ...notes.map((note, i) => text(note, height + 48 + i * 18, 12)));
+  return new XMLSerializer().serializeToString(root);
+}
+
+export function sizeOf(picture) {
+  const { width, height } = picture.getBoundingClientRect();
+  return { width: Math.round(width), height: Math.round(height) };
+}
+
+function inline(from, to) {
+  const style = getComputedStyle(from);
+  for (const name of KEPT) to.setAttribute(name, style.getPropertyValue(name));
+  for (const name of ["class", "style", "tabindex", "role"]) to.removeAttribute(name);
+  [...from.children].forEach((child, i) => inline(child, to.children[i]));
+}
+
+// Paints an SVG of lines, circles, rectangles, polylines, paths and texts.
+export function paintSvg(context, picture) {
+  for (const child of picture.children) paint(context, child);
+}
+
+function paint(context, node) {
+  if (UNSEEN.has(node.tagName)) return;
+  const style = getComputedStyle(node);
+  if (style.display === "none" || style.visibility === "hidden") return;
+  context.save();
+  context.globalAlpha *= Number(style.opacity);
+  const moved = node.transform?.baseVal.consolidate()?.matrix;
+  if (moved) context.transform(moved.a, moved.b, moved.c, moved.d, moved.e, moved.f);
+  if (node.tagName === "text") paintText(context, node, style);
+  else if (node.tagName === "g" || node.tagName === "svg") for (const child of node.children) paint(context, child);
+  else paintShape(context, pathOf(node), style);
+  context.restore();
+}
+
+function paintShape(context, path, style) {
+  if (!path) return;
+  if (style.fill !== "none") {
+    context.save();
+    context.globalAlpha *= Number(style.fillOpacity);
+    context.fillStyle = style.fill;
+    context.fill(path);
+    context.restore();
+  }
+  if (style.stroke === "none") return;
+  context.strokeStyle = style.stroke;
+  context.lineWidth = parseFloat(style.strokeWidth);
+  context.setLineDash(style.strokeDasharray === "none" ? [] : style.strokeDasharray.split(/[ ,]+/).map(parseFloat));
+  context.stroke(path);
+}
+
+function paintText(context, node, style) {
+  context.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+  context.textAlign = { middle: "center", end: "right" }[style.textAnchor] ?? "left";
+  context.fillStyle = style.fill;
+  context.fillText(node.textContent, Number(node.getAttribute("x") ?? 0), Number(node.getAttribute("y") ?? 0));
+}
+
+function pathOf(node) {
+  const at = (name) => Number(node.getAttribute(name) ?? 0);
+  const path = new Path2D(node.tagName === "path" ? node.getAttribute("d") ?? "" : undefined);
+  switch (node.tagName) {
+    case "line": path.moveTo(at("x1"), at("y1")); path.lineTo(at("x2"), at("y2")); return path;
+    case "rect": path.rect(at("x"), at("y"), at("width"), at("height")); return path;
+    case "circle": path.arc(at("cx"), at("cy"), at("r"), 0, 2 * Math.PI); return path;
+    case "polyline": case "polygon":
+      [...node.points].forEach(({ x, y }, i) => (i ? path.lineTo(x, y) : path.moveTo(x, y)));
+      if (node.tagName === "polygon") path.closePath();
+      return path;
+    case "path": return path;
+    default: return null;
+  }
+}
