@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from esper.growing.problem import Problem
 from esper.growing.refit import Refit
 from esper.growing.runs import Row
 from esper.growing.verdict import Facts, verdict
+from esper.karn.views import run_summary
 from esper.tasks.measuring import Measured
 from grow_support import quick_search, runs_of
 from search_support import row
@@ -96,6 +98,11 @@ def test_scores_are_those_of_the_returned_networks_on_test_with_their_errors(jud
     frequent = int(samples(60, 1)[1].mode().values)
     assert facts.constant == pytest.approx(float((y == frequent).float().mean())), "of test"
     assert f"better than your model by {100 * gained:.1f} points" in judged.result.verdict
+    record = json.loads((judged.result.folder / "result.json").read_text())
+    assert record["gain"]["value"] == pytest.approx(gained)
+    assert 0.0 < record["gain"]["low"] < gained < record["gain"]["high"], "as the verdict says"
+    found = run_summary(judged.result.folder).result
+    assert [fact.name for fact in found.facts][:2] == ["test accuracy", "gain over your model"]
 
 
 def test_a_network_that_the_device_cannot_judge_is_judged_on_the_cpu(judged):

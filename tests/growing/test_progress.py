@@ -23,6 +23,7 @@ from torch import nn
 import esper
 from esper.growing import api, live, outcome
 from esper.growing.progress import Progress, ProgressPrinter
+from esper.growing.trainers.job import Running
 from search_support import row
 
 SLOW = 0.5
@@ -203,15 +204,24 @@ def test_what_is_under_way_is_recorded_without_a_display_and_removed_at_the_end(
     from esper.storage import live as live_record
 
     contents: list[dict[str, Any]] = []
-    monkeypatch.setattr(live_record, "WRITE_SECONDS", 0.02)
+    monkeypatch.setattr(live_record, "WRITE_SECONDS", 0.001)
     monkeypatch.setattr(
         live_record, "replace_file", lambda path, content: contents.append(json.loads(content))
     )
     result = grow(tmp_path, verbose=False)
     assert contents[0]["session"]
-    assert "training" in {one["doing"] for one in contents}
     shares = [one["share"] for one in contents if one["total"]]
     assert shares
     assert shares == sorted(shares)
     assert 0.0 <= shares[0] <= shares[-1] <= 1.0
     assert not list(result.folder.glob("*live*"))
+
+
+def test_runs_under_way_are_counted_without_a_display(tmp_path):
+    printer = ProgressPrinter(False)
+    file = printer.written_to(tmp_path)
+    printer.on_tick(search(row(0, 0.9), row(1, 0.5)), [Running(1, 20, 54)])
+    found = file._make()
+    assert (found.running, found.done, found.total, found.score) == (1, 1, 2, 0.9)
+    assert 0.0 < found.share < 1.0
+    assert found.seconds_left > 0.0

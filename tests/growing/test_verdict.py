@@ -13,7 +13,8 @@ from torch import nn
 
 import esper
 from esper.growing.folder import GrowInfo
-from esper.growing.verdict import Facts, Judged, Tried, tried_of, verdict
+from esper.growing.verdict import Facts, Judged, Tried, gain_of, tried_of, verdict
+from esper.leyline.statistics import Estimate
 from esper.tasks.measuring import Difference
 from grow_support import quick_search
 from search_support import RECIPE, row
@@ -114,6 +115,7 @@ def test_points_are_for_shares_alone_and_lower_may_be_better():
     line = verdict(mae)
     assert "test mae 31.0000, better than your model by 4 (95 % +1.5 to +6.5, n = 100)" in line
     assert "points" not in line
+    assert gain_of(mae) == Estimate(4.0, 1.5, 6.5)
     assert "below a constant" in verdict(replace(mae, constant=30.0))
 
 

@@ -74,7 +74,8 @@ def test_a_session_removes_what_a_killed_one_left(run, monkeypatch):
 def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with LiveFile(folder, LiveRecord) as file:
+    steps = iter(range(100))
+    with LiveFile(folder, lambda: LiveRecord(step=next(steps))) as file:
         shutil.rmtree(folder)
         file._write()
         time.sleep(0.05)

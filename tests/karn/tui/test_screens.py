@@ -65,6 +65,13 @@ def test_large_terminal_shows_every_panel_at_once():
     assert "KL divergence 0.1, above 0.05" in text
 
 
+def test_before_the_first_round_has_ended_panels_say_what_is_under_way():
+    shot = replace(training_shot(), rounds=(), members=(), speeds=())
+    text = " ".join(shown(shot, LARGE).split())
+    assert "2 training b 1 blending" in text
+    assert text.count("step 7 of 20 of round 9") == 3, "title, curve and members"
+
+
 @pytest.mark.parametrize(("key", "word"), [("3", "training"), ("6", "no event is recorded yet")])
 def test_small_terminal_shows_one_panel_by_number(key, word):
     text = shown(training_shot(), SMALL, (key,))
