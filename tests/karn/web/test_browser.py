@@ -66,6 +66,15 @@ def test_list_run_live_curves_kill_compare_report(own):
             deadline = time.monotonic() + PATIENCE / 1000
             while page.locator("#score canvas").screenshot() == before:
                 assert time.monotonic() < deadline, "the curve does not move"
+            curves = page.locator("#score .curves")
+            curves.focus()
+            page.keyboard.press("+")
+            seen = curves.get_attribute("aria-label")
+            zoom = re.search("Zoomed to .* to ", seen)
+            while (found := curves.get_attribute("aria-label")) == seen:
+                assert time.monotonic() < deadline, "no new round"
+            assert zoom and zoom[0] in found, "the zoom stays"
+            page.keyboard.press("Escape")
             page.locator("#life-lines svg[role=img]").wait_for()
             assert page.locator("#events tbody tr").count() > 5
 
@@ -418,6 +427,45 @@ def test_every_plot_is_also_a_table_by_keyboard_alone(own):
         page.locator("#score .curves").focus()
         page.keyboard.press("End")
         assert page.locator("#score .readout").inner_text().startswith("round 2")
+    assert messages == []
+
+
+def test_curves_zoom_together_hide_series_and_are_saved(own):
+    messages: list[str] = []
+    with server(own) as (address, _), browser(messages=messages) as page:
+        page.goto(f"{address}runs/ppo")
+        page.locator("#score canvas").wait_for()
+        page.locator("#score .curves").focus()
+        page.keyboard.press("End")
+        tips = page.locator(".tip:visible")
+        assert tips.count() > 3, "all curves over rounds say what is there"
+        assert all(tip.startswith("round 2") for tip in tips.all_inner_texts())
+        page.keyboard.press("+")
+        for name in ("#score", "#accuracy"):
+            page.locator(f"{name} .small", has_text="Zoom out").wait_for()
+            label = page.locator(f"{name} .curves").get_attribute("aria-label")
+            assert "Zoomed to 1.5 to 2" in label
+        page.locator("#theme").select_option("dark")
+        assert "Zoomed to 1.5" in page.locator("#score .curves").get_attribute("aria-label")
+        page.locator("#accuracy .small", has_text="Zoom out").click()
+        assert "Zoomed" not in page.locator("#score .curves").get_attribute("aria-label")
+
+        entry = page.locator("#score .legend button", has_text="best member")
+        entry.focus()
+        page.keyboard.press("Enter")
+        assert entry.get_attribute("aria-pressed") == "false"
+        page.locator("#score .curves").focus()
+        page.keyboard.press("End")
+        assert "best member" not in page.locator("#score .readout").inner_text()
+
+        for figure, kind, begins in (
+            ("#score", "CSV", b"round,mean of members,"), ("#score", "PNG", b"\x89PNG"),
+                                     ("#life-lines", "SVG", b"<svg"), ("#life-lines", "PNG", b"\x89PNG")):  # fmt: skip
+            page.locator(f"{figure} .save summary").click()
+            with page.expect_download() as saved:
+                page.locator(f"{figure} .save button", has_text=kind).click()
+            assert saved.value.suggested_filename.endswith(f".{kind.lower()}")
+            assert Path(saved.value.path()).read_bytes().startswith(begins), (figure, kind)
     assert messages == []
 
 

@@ -5,6 +5,7 @@ An estimate is three columns: `score`, `score_low`, `score_high`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -106,13 +107,15 @@ def _plain(value: Any, hint: Any) -> Any:
         return [_plain(one, args[0]) for one in value]
     if get_origin(hint) is tuple:
         return {"name": _plain(value[0], args[0]), "value": _plain(value[1], args[1])}
+    if isinstance(value, float) and math.isnan(value):
+        return None  # as SQL has it: averages leave it out
     return printable(value) if isinstance(value, str) else value
 
 
 def _row(record: Any) -> dict[str, Any]:
     hints = get_type_hints(type(record))
     return {
-        name: getattr(getattr(record, field), part)
+        name: _plain(getattr(getattr(record, field), part), float)
         if part
         else _plain(getattr(record, field), hints[field])
         for name, field, part, _ in _flat(type(record))

@@ -67,6 +67,18 @@ def topology(blueprints: Iterable[str]) -> str:
     return ", ".join(name or "empty" for name in found) if any(found) else "none"
 
 
+def middle(text: str, most: int) -> str:
+    """A name with its middle left out, so that both of its ends are there.
+
+    >>> middle("explained variance", 9), middle("norm", 9)
+    ('expl…ance', 'norm')
+    """
+    if len(text) <= most:
+        return text
+    tail = max(0, most - 1) // 2
+    return f"{text[: max(0, most - 1) - tail]}…{text[len(text) - tail :]}"
+
+
 def sparkline(values: Iterable[float], width: int) -> str:
     """The last `width` values as bars of one line.
 

@@ -43,6 +43,7 @@ def _in_words(points: Sequence[RoundPoint], width: int) -> Text:
         f"score {interval(last.score)}",
         f"  accuracy {fixed(last.accuracy.value)}",
     )
+    score = score if len(score) <= width else f"score {fixed(last.score.value, 4)}"
     found = f"best {fixed(best.score.value)} in round {best.round + 1}"
     marks = "  ● mean  │ 95 % interval"
     return Text.assemble(

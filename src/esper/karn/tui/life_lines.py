@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from esper.karn.tui.formats import middle
 from esper.karn.tui.panel import Panel, hint
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import stage_legend, stage_mark
@@ -53,9 +54,9 @@ def _by_slot(seeds: Sequence[SeedLife]) -> list[list[SeedLife]]:
 def _line(lives: Sequence[SeedLife], label: int, columns: int, length: int) -> Text:
     """All seeds that a slot of a member had."""
     last = lives[-1]
-    name = Text(f"{last.member:>3} {last.slot} {last.blueprint}")
-    name.truncate(label, overflow="ellipsis", pad=True)
-    line = Text.assemble(name, " ", no_wrap=True)
+    place = f"{last.member:>3} {last.slot} "
+    name = place + middle(last.blueprint, max(3, label - len(place)))
+    line = Text.assemble(f"{name:<{label}} ", no_wrap=True)
     stages = _stages(lives, length)
     at = 0
     while at < columns:  # equal neighbours in one piece

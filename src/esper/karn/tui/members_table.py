@@ -38,6 +38,8 @@ class MembersTable(Panel):
         ops = max(7, *(len(_operation(one)) for one in members)) + 1 if acts else 0
         room = (width - _FIGURES - ops) // max(1, len(slots)) - 1
         table = plain_table(*heads, *slots, right=(0, 1, 2, 3))
+        for column, slot in zip(table.columns[len(heads) :], slots, strict=True):
+            column.min_width = min(len(slot), 6)
         for member in members:
             cells: list[RenderableType] = [
                 str(member.member),

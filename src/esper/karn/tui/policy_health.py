@@ -9,7 +9,7 @@ from typing import Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from esper.karn.tui.formats import sparkline
+from esper.karn.tui.formats import middle, sparkline
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import PPOPoint
@@ -28,6 +28,10 @@ _METRICS: Final[tuple[tuple[str, Callable[[PPOPoint], float]], ...]] = (
 )
 WARNING_STYLE: Final = "bold #e69f00"
 _SHOWN_ANOMALIES: Final = 5
+_LEAST_POINTS: Final = 4
+"""Of a line over rounds."""
+_FIGURES: Final = 19
+"""Columns of the figures of an operation."""
 
 
 class PolicyHealth(Panel):
@@ -37,7 +41,8 @@ class PolicyHealth(Panel):
 
     def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
         """Anomalies first, then metrics, operations and slots."""
-        parts = [*_anomalies(shot), *_metrics(shot, width), *_operations(shot), *_slots(shot)]
+        parts = [*_anomalies(shot), *_metrics(shot, width)]
+        parts += [*_operations(shot, width), *_slots(shot)]
         return Group(*parts) if parts else hint("no update yet")
 
 
@@ -55,14 +60,17 @@ def _metrics(shot: RunShot, width: int) -> list[RenderableType]:
         learns = policy == "ppo"
         return [hint("no update yet" if learns else f"{policy} does not learn")]
     last = shot.ppo[-1]
-    table = plain_table(f"update of round {last.round + 1}", "now", "over rounds", right=(1,))
-    for name, metric in _METRICS:
-        line = sparkline([metric(one) for one in shot.ppo], max(4, width - 30))
-        table.add_row(name, fixed(metric(last)), Text(line))
+    figures = [fixed(metric(last)) for _, metric in _METRICS]
+    room = width - max(map(len, figures)) - 3
+    points = max(_LEAST_POINTS, room - max(len(name) for name, _ in _METRICS))
+    table = plain_table(f"round {last.round + 1}", "now", middle("by round", points), right=(1,))
+    for (name, metric), figure in zip(_METRICS, figures, strict=True):
+        line = sparkline([metric(one) for one in shot.ppo], points)
+        table.add_row(middle(name, room - points), figure, Text(line))
     return [table]
 
 
-def _operations(shot: RunShot) -> list[RenderableType]:
+def _operations(shot: RunShot, width: int) -> list[RenderableType]:
     if not shot.actions:
         return []
     last = shot.actions[-1]
@@ -71,7 +79,7 @@ def _operations(shot: RunShot) -> list[RenderableType]:
     for one in last.ops:
         if one.chosen or one.legal:
             table.add_row(
-                one.op.lower().replace("_", " "),
+                middle(one.op.lower().replace("_", " "), width - _FIGURES),
                 f"{100 * one.chosen / total:.0f} %",
                 str(one.executed),
                 fixed(one.probability),

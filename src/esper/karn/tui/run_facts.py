@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from esper.karn.tui.formats import known, sparkline
+from esper.karn.tui.formats import known, middle, sparkline
 from esper.karn.tui.panel import Panel, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.plotting.durations import duration
@@ -28,13 +28,15 @@ class RunFacts(Panel):
         table.show_header = False
         table.columns[0].min_width = _LABEL
         for name, value in (*_budget(shot), *_speed(shot, width), *_setup(shot)):
-            table.add_row(Text(name, style="dim"), _shortened(value, width - _LABEL - 1))
+            table.add_row(Text(name, style="dim"), _shortened(name, value, width - _LABEL - 1))
         phases = _phases(shot)
         return table if phases is None else Group(table, Text(""), phases)
 
 
-def _shortened(value: str, width: int) -> Text:
+def _shortened(name: str, value: str, width: int) -> Text:
     """The end of a long path says more than its beginning."""
+    if name != "folder":
+        return Text(middle(value, width))
     return Text(value if len(value) <= width else f"…{value[1 - max(width, 2) :]}")
 
 
@@ -82,7 +84,8 @@ def _setup(shot: RunShot) -> list[tuple[str, str]]:
     if setup is not None:
         rows += [
             ("members", f"{setup.members}, {setup.episode_length} steps an episode"),
-            ("host", f"{number(setup.host_params)} parameters, {number(setup.host_macs)} MACs"),
+            ("host parameters", number(setup.host_params)),
+            ("host MACs", number(setup.host_macs)),
             ("device", setup.device),
             ("executor", setup.executor),
         ]
