@@ -66,7 +66,8 @@ def test_list_run_live_curves_kill_compare_report(own):
             zoom = re.search("Zoomed to .* to ", seen)
             while (found := curves.get_attribute("aria-label")) == seen:
                 assert time.monotonic() < deadline, "no new round"
-            assert zoom and zoom[0] in found, "the zoom stays"
+            assert zoom is not None, seen
+            assert zoom[0] in found, "the zoom stays"
             page.keyboard.press("Escape")
             page.locator("#life-lines svg[role=img]").wait_for()
             assert page.locator("#events tbody tr").count() > 5
@@ -249,8 +250,11 @@ def test_curves_zoom_together_hide_series_and_are_saved(own):
         assert "best member" not in page.locator("#score .readout").inner_text()
 
         for figure, kind, begins in (
-            ("#score", "CSV", b"round,mean of members,"), ("#score", "PNG", b"\x89PNG"),
-                                     ("#life-lines", "SVG", b"<svg"), ("#life-lines", "PNG", b"\x89PNG")):  # fmt: skip
+            ("#score", "CSV", b"round,mean of members,"),
+            ("#score", "PNG", b"\x89PNG"),
+            ("#life-lines", "SVG", b"<svg"),
+            ("#life-lines", "PNG", b"\x89PNG"),
+        ):
             page.locator(f"{figure} .save summary").click()
             with page.expect_download() as saved:
                 page.locator(f"{figure} .save button", has_text=kind).click()
