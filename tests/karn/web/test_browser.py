@@ -73,7 +73,7 @@ def test_list_run_live_curves_kill_compare_report(own):
             zoom = re.search("Zoomed to .* to ", seen)
             while (found := curves.get_attribute("aria-label")) == seen:
                 assert time.monotonic() < deadline, "no new round"
-            assert zoom
+            assert zoom is not None, seen
             assert zoom[0] in found, "the zoom stays"
             page.keyboard.press("Escape")
             page.locator("#life-lines svg[role=img]").wait_for()
