@@ -16,7 +16,7 @@ from serve_browser import browser, server
 
 PICTURES: Final = Path(__file__).parents[1] / "docs" / "img"
 WIDE: Final = (1200, 860)
-TALL: Final = (1280, 1230)
+TALL: Final = (1280, 1280)
 """For a search: its plots, the card and the lineage."""
 NARROW: Final = (400, 860)
 
