@@ -161,7 +161,7 @@ def test_page_tells_everything_and_is_well_formed(tmp_path):
     assert all(a["scope"] in ("row", "col") for a in found.all("th"))
     assert len(found.all("caption")) == len(found.all("table")) > len(found.all("svg")) == 5
     assert found.words.index(RECORD.verdict) < found.words.index("Frontier")
-    for words in ("validation score alone", "judged on test", "Best score so far", "4.90 of 5",
+    for words in ("validation only", "judged on test", "Best score so far", "4.90 of 5",
                   "why it was made", "1 min 11 s", "cpu", "esper 0.1.0", "val: 20% of train",
                   "esper export",
                   "1,000 parameters, 5 training runs of your", "GrowResult.load"):  # fmt: skip

@@ -367,7 +367,7 @@ def _kind(one: views.FrontierPoint) -> str:
 
 _GROWN: Final = {
     "pick": "the pick", "host": "your model", "front": "judged on test",
-    "others": "validation score alone", "under-way": "under way",
+    "others": "validation only", "under-way": "under way",
 }  # fmt: skip
 """Kinds of networks of a search in its pictures."""
 

@@ -77,10 +77,13 @@ function nameCell({ name, place }) {
 }
 
 function axis(scale, [from, to]) {
-  const ticks = linearTicks(from, to, 3).filter((tick) => scale(tick) > 20 && scale(tick) < WIDTH - 20);
+  const kept = [0];
+  for (const tick of linearTicks(from, to, 6)) {
+    const isInside = scale(tick) > 20 && scale(tick) < WIDTH - 20;
+    if (isInside && kept.every((one) => Math.abs(scale(tick) - scale(one)) > 44)) kept.push(tick);
+  }
   return svg("svg", { width: WIDTH, height: 16, "aria-hidden": "true" },
-    ...[...new Set([0, ...ticks])].filter((tick, i) => i === 0 || Math.abs(scale(tick) - scale(0)) > 44)
-      .map((tick) => svg("text", { x: Math.min(WIDTH - 16, Math.max(16, scale(tick))), y: 12, "text-anchor": "middle" }, number(tick, 3))));
+    ...kept.map((tick) => svg("text", { x: Math.min(WIDTH - 16, Math.max(16, scale(tick))), y: 12, "text-anchor": "middle" }, number(tick, 3))));
 }
 
 function drawn({ value, low, high }, scale, place) {
@@ -99,7 +102,7 @@ function drawn({ value, low, high }, scale, place) {
 
 function change({ value, low, high }) {
   if (value === null) return "-";
-  const range = low === null || high === null ? "" : ` [${number(low, 3)}, ${number(high, 3)}]`;
+  const range = low === null || high === null ? "" : ` [${signed(low)}, ${signed(high)}]`;
   return `${signed(value)}${range}`;
 }
 

@@ -165,7 +165,7 @@ function legend(points) {
   const kinds = [
     ["the pick", (p) => p.is_pick], ["your model", (p) => p.is_host && !p.is_pick],
     ["judged on test", (p) => isJudged(p) && !p.is_host && !p.is_pick],
-    ["validation score alone", (p) => !isJudged(p) && !p.under_way && !p.is_host], ["under way", (p) => p.under_way],
+    ["validation only", (p) => !isJudged(p) && !p.under_way && !p.is_host], ["under way", (p) => p.under_way],
   ];
   const entries = kinds.map(([text, test]) => [text, points.find(test)]).filter(([, point]) => point);
   return el("ul", { class: "legend" }, ...entries.map(([text, point]) =>
