@@ -18,7 +18,6 @@ from esper.growing.runs import Recipe, Row, Table
 from esper.karn.report.sections import MAX_ROWS
 from esper.plotting.svg_axes import Scale, nice_ticks
 from esper.storage.run_files import GROW_SCHEMA
-from support import refused
 
 EVIL = '<script>alert("1")</script>&'
 NAN = math.nan
@@ -235,13 +234,13 @@ def test_runs_of_the_same_network_are_one_curve_and_cut_ones_are_on_it(tmp_path)
     planned = replace(first, number=7, status="planned", trained=0, score=NAN)
     about = replace(RECORD, complete=False)
     words = Page(page(result(tmp_path, about, runs=Table((cut, short, planned))))).words
-    assert "0.33: 0.7000, 0.57: 0.8000" in words
+    assert "0.33: 0.7, 0.57: 0.8" in words
 
 
-def test_a_damaged_search_is_one_line(tmp_path):
+def test_a_damaged_search_is_named_on_its_page(tmp_path):
     grown = result(tmp_path)
     (grown.folder / "search.json").write_text("{")
-    assert "search.json" in refused(grown.report)
+    assert "search.json is damaged" in Page(page(grown)).words
 
 
 def test_notebooks_show_the_frontier(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -273,8 +274,7 @@ def test_runs_are_listed_with_their_state(run, copy, capsys):
     root = copy.parent
     assert runs.main(["--runs", str(root)]) == 0
     said = capsys.readouterr().out
-    for word in ("copy", "finished", "0:0"):
-        assert word in said
+    assert re.search(r"copy +finished .* \d(\.\d)? s +\d\d-\d\d \d\d:\d\d", said)
     assert states(root, capsys) == ["finished"]
     lock = FolderLock(copy)
     assert states(root, capsys) == ["running"]
@@ -309,12 +309,15 @@ def test_unusable_runs_are_one_line(copy, tmp_path, monkeypatch, capsys):
         line_of(command.main(["other", *rest]), capsys)
     damaged = (copy / "result.json").read_text().replace('"pick": ', '"pick": 1')
     (copy / "result.json").write_text(damaged)
-    for command, rest in ((show, []), (report, page), (export, ["out.pt2"])):
+    for command, rest in ((show, []), (export, ["out.pt2"])):
         said = line_of(command.main([str(copy), *rest]), capsys)
         assert "does not match its checksum" in said
+    assert not list(tmp_path.glob("*.pt2")) + list(tmp_path.glob("*.html"))
+    assert report.main([str(copy), *page]) == 0
+    assert "does not match its checksum" in (tmp_path / "page.html").read_text()
     (copy / "result.json").unlink()
     assert "the run has not finished" in line_of(export.main([str(copy), "out.pt2"]), capsys)
-    assert not list(tmp_path.glob("*.pt2")) + list(tmp_path.glob("*.html"))
+    assert not list(tmp_path.glob("*.pt2"))
     assert report.main([str(copy), *page]) == 0
     assert "finished" not in (tmp_path / "page.html").read_text()
 

@@ -95,9 +95,9 @@ def test_the_list_is_readable_and_fits_100_columns(monkeypatch, tmp_path, capsys
     assert max(map(len, lines)) <= 100
     said = [" ".join(line.split()) for line in lines]
     for words in (
-        "finished 0.9877 - 1,234,567 1:23 11-18 13:39",
-        "running - - 1,234,567 1:23 (25%)",
-        "finished 1,200/12,000 0.9877 - 1:23 11-18 13:39",
+        "finished 0.9877 - 1,234,567 1 min 23 s 11-18 13:39",
+        "running - - 1,234,567 1 min 23 s (25%)",
+        "finished 1,200/12,000 - 0.9877 1 min 23 s 11-18 13:39",
         "1,200/20 contexts",
     ):
         assert any(words in line for line in said), words

@@ -102,7 +102,7 @@ def test_no_command_runs_what_only_a_file_names(foreign, file, capsys):
 def test_commands_that_need_no_task_of_theirs_read_a_foreign_folder_without_it(
     foreign, file, capsys
 ):
-    assert runs.main([]) == 0
+    assert runs.main(["--json"]) == 0
     assert foreign.name in capsys.readouterr().out
     assert compare.main(["wait", str(foreign), "--task", "synthetic"]) == 2  # it has no controller
     config, _ = _read_evaluate([str(foreign), "--task", "synthetic"])

@@ -55,22 +55,14 @@ def make_result(
     user's model once more before they are judged; `device`: where they are judged.
     """
     rows = search.table.rows
-    front = frontier_numbers(within(rows, info.budget))
-    wanted = sorted(front | control_numbers(rows))
-    if not wanted:
-        raise EsperError(
-            f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
-        )
-    if not front and not info.host_fits:
-        raise _nothing_fits(info, rows, folder)
-    host_number = next(iter(control_numbers(rows)))
+    front, host_number = _frontier(rows, info, folder)
     candidates = sorted(front | {host_number} if info.host_fits else front)
     best = max(candidates, key=lambda number: info.rank(rows[number].score, rows[number].params))
     again = {} if refit is None else refit.weights(_finished(rows, {best, host_number}), rows)
     printer.phase("judging on test")
     models = {
         number: finished_model(search.networks.trained(rows[number], again.get(number)))
-        for number in wanted
+        for number in sorted(front | {host_number})
     }
     measured = {number: judge_on_test(model, problem, device) for number, model in models.items()}
     records = _records(search, info, models, measured, again)
@@ -102,6 +94,18 @@ def make_result(
         writes.append(lambda: keep_script(folder.path, best, lambda: scripts.of(records[best])))
     _write_all(writes, folder, printer)
     return _with_networks(record, info, folder, models, scripts)
+
+
+def _frontier(rows: Sequence[Row], info: GrowInfo, folder: GrowFolder) -> tuple[set[int], int]:
+    """Numbers of the networks of the frontier, and that of the user's model."""
+    front, hosts = frontier_numbers(within(rows, info.budget)), control_numbers(rows)
+    if not front | hosts:
+        raise EsperError(
+            f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
+        )
+    if not front and not info.host_fits:
+        raise _nothing_fits(info, rows, folder)
+    return front, next(iter(hosts))
 
 
 def _save_test_samples(folder: GrowFolder, pick: Measured, host: Measured) -> None:

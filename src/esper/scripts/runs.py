@@ -36,10 +36,10 @@ TRAIN_COLUMNS: Final = (
     "run",
     "state",
     "rounds",
-    "judged score",
+    "judged",
     "training",
     "time",
-    "created (UTC)",
+    "created UTC",
 )
 GROW_COLUMNS: Final = (
     "grow run",
@@ -48,9 +48,9 @@ GROW_COLUMNS: Final = (
     "gain",
     "parameters",
     "time",
-    "created (UTC)",
+    "created UTC",
 )
-OTHER_COLUMNS: Final = ("comparison, audit", "state", "done", "result", "created (UTC)")
+OTHER_COLUMNS: Final = ("comparison, audit", "state", "done", "result", "created UTC")
 WIDTH: Final = 100
 """Most columns of a table."""
 _TAG: Final = "tag"

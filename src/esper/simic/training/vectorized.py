@@ -84,8 +84,6 @@ def train_ppo_vectorized(
     >>> agent.updates_done, history[0].steps
     (1, 4)
     """
-    from esper.device.selection import parse_device
-    from esper.simic.telemetry.run_telemetry import run_telemetry
     from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
 
@@ -95,16 +93,29 @@ def train_ppo_vectorized(
         config, spec = _config_and_spec(config, spec, folder if resume else None, world, reward)
         kept = (checkpoint_every, keep, keep_members)
         session = None if folder is None else FolderSession(folder, config, resume, *kept)
-        tally = None if session is None else session.tally
-        device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
         feed = RoundFeed(config, on_round, track, folder)
-        telemetered = run_telemetry(sinks, level, spec, device, config.rounds, tally)
-        with _live_record(folder, config.rounds) as live, feed, telemetered as events:
+        told = _telemetry(config, spec, sinks, telemetry, session)
+        with _live_record(folder, config.rounds) as live, feed, told as events:
             saves, stops = ((), ()) if session is None else (session.hooks, (session.interrupts,))
-            ears = [*listeners, *events.listeners, *stops, *live]
             hooks = [*saves, *hooks, feed, *stops]
-            trainer = make_trainer(config, reward, ears, hooks, spec, data, world)
+            listeners = [*listeners, *events.listeners, *stops, *live]
+            trainer = make_trainer(config, reward, listeners, hooks, spec, data, world)
             return _train(trainer, session, events, feed, on_begin)
+
+
+def _telemetry(
+    config: TrainingConfig,
+    spec: TaskSpec,
+    sinks: Sequence[SinkProtocol] | TelemetryHub,
+    telemetry: TelemetryConfig | None,
+    session: FolderSession | None,
+) -> contextlib.AbstractContextManager[RunTelemetry]:
+    from esper.device.selection import parse_device
+    from esper.simic.telemetry.run_telemetry import run_telemetry
+
+    tally = None if session is None else session.tally
+    device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
+    return run_telemetry(sinks, level, spec, device, config.rounds, tally)
 
 
 @contextlib.contextmanager
