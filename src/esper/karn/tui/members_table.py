@@ -18,6 +18,8 @@ _NAMED_SLOT: int = 24
 """Columns of a slot that leave room for stage and blueprint."""
 _FIGURES: int = 22
 """Columns of member, score, accuracy and size."""
+_OPERATION: int = 8
+"""Columns of the last operation, at least."""
 
 
 class MembersTable(Panel):
@@ -34,8 +36,9 @@ class MembersTable(Panel):
         when = "end of the episode" if first.step is None else f"step {first.step + 1}"
         slots = [one.slot for one in first.slots]
         acts = any(one.op for one in members)
+        acts = acts and width >= _FIGURES + _OPERATION + sum(len(slot) + 1 for slot in slots)
         heads = ["", "score", "acc.", "added"] + (["last op"] if acts else [])
-        ops = max(7, *(len(_operation(one)) for one in members)) + 1 if acts else 0
+        ops = max(_OPERATION - 1, *(len(_operation(one)) for one in members)) + 1 if acts else 0
         room = (width - _FIGURES - ops) // max(1, len(slots)) - 1
         table = plain_table(*heads, *slots, right=(0, 1, 2, 3))
         for column, slot in zip(table.columns[len(heads) :], slots, strict=True):

@@ -32,6 +32,8 @@ _LEAST_POINTS: Final = 4
 """Of a line over rounds."""
 _FIGURES: Final = 19
 """Columns of the figures of an operation."""
+_WITH_PROBABILITY: Final = 34
+"""Columns from which on the probability has room."""
 
 
 class PolicyHealth(Panel):
@@ -75,15 +77,17 @@ def _operations(shot: RunShot, width: int) -> list[RenderableType]:
         return []
     last = shot.actions[-1]
     total = max(1, sum(one.chosen for one in last.ops))
-    table = plain_table("operation", "chosen", "done", "prob.", right=(1, 2, 3))
+    heads = ["operation", "chosen", "done", *(["prob."] if width >= _WITH_PROBABILITY else [])]
+    table = plain_table(*heads, right=(1, 2, 3)[: len(heads) - 1])
     for one in last.ops:
         if one.chosen or one.legal:
-            table.add_row(
+            cells = [
                 middle(one.op.lower().replace("_", " "), width - _FIGURES),
                 f"{100 * one.chosen / total:.0f} %",
                 str(one.executed),
                 fixed(one.probability),
-            )
+            ]
+            table.add_row(*cells[: len(heads)])
     return [Text(""), table]
 
 

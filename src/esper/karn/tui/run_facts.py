@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,8 +29,9 @@ class RunFacts(Panel):
         table = plain_table("", "")
         table.show_header = False
         table.columns[0].min_width = _LABEL
-        for name, value in (*_budget(shot), *_speed(shot, width), *_setup(shot)):
-            table.add_row(Text(name, style="dim"), _shortened(name, value, width - _LABEL - 1))
+        room = width - _LABEL - 1
+        for name, value in (*_budget(shot, room), *_speed(shot, width), *_setup(shot)):
+            table.add_row(Text(name, style="dim"), _shortened(name, value, room))
         phases = _phases(shot)
         return table if phases is None else Group(table, Text(""), phases)
 
@@ -40,14 +43,15 @@ def _shortened(name: str, value: str, width: int) -> Text:
     return Text(value if len(value) <= width else f"…{value[1 - max(width, 2) :]}")
 
 
-def _budget(shot: RunShot) -> list[tuple[str, str]]:
+def _budget(shot: RunShot, room: int) -> list[tuple[str, str]]:
     run = shot.summary
     of = f" of {number(run.total)}" if run.total else ""
     rows = [("done", f"{number(run.done)}{of} {run.unit}"), ("time", duration(run.seconds))]
     if run.seconds_left is not None:
         rows.append(("time left", duration(run.seconds_left)))
     for fact in run.result.facts:
-        rows.append((fact.name, f"{fact.value}  {fact.beside}".rstrip()))
+        lines = textwrap.wrap(fact.beside, max(room, 10))
+        rows += [(fact.name, fact.value), *(("", line) for line in lines)]
     if run.best_score is not None:
         rows.append(("best training", fixed(run.best_score, 4)))
     return rows
