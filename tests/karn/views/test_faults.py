@@ -120,13 +120,23 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(kinds, kind, look, tmp_pa
         missing = usual - shown
         if missing and not what.endswith("unlink") and name not in said:
             wrong.append(f"{what}: {missing} is missing and nobody says why: {said[:300]}")
-        if not shown and name not in ESSENTIAL and kind != "compare":
+        if not shown and name not in ESSENTIAL:
             wrong.append(f"{what}: nothing is shown, {said[:300]}")
     assert wrong == []
 
 
 ESSENTIAL: Final = ("run.json", "grow.json", "settings.json", "config.json")
 """Without one of these a folder is no run of its kind."""
+
+
+def test_a_damaged_policy_leaves_the_others_and_says_its_name(compared):
+    path = sorted((compared / "policies").glob("*.json"))[0]
+    before = read_contenders(compared)
+    path.write_text("{")
+    *others, last = read_contenders(compared)
+    assert last.label == f"{path.name}: cannot be read"
+    assert len(others) == len(before) - 1
+    assert {one.label for one in others} < {one.label for one in before}
 
 
 def test_every_kind_of_run_has_files_that_are_damaged(kinds):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.karn.views.damage import reader
+from esper.karn.views.damage import UNREADABLE, problem_of, reader
 from esper.karn.views.documents import (
     Entries,
     entries,
@@ -62,19 +62,50 @@ def read_contenders(run: Path) -> tuple[Contender, ...]:
     """Policies of a comparison, an audit or a learner's evaluation, best first; else empty."""
     read = _READERS.get(kind_of(run))
     found = read(run) if read is not None else []
-    return tuple(sorted(found, key=lambda one: -one.score.value))
+    return tuple(sorted(found, key=lambda one: (math.isnan(one.score.value), -one.score.value)))
 
 
 # ---- compare -----------------------------------------------------------------------------------
 
 
 def _compared(run: Path) -> list[Contender]:
-    """From the result files, which are there before the comparison is complete."""
-    files = sorted((run / f.POLICIES).glob("*.json"))
-    saved = [read_entries(path) for path in files]
-    reference = _reference(run, saved)
+    """From the result files, which are there before the comparison is complete.
+
+    A policy whose file is damaged has a line that says so.
+    """
+    found, saved, problems = list[Contender](), dict[Path, Entries](), dict[Path, str]()
+    for path in sorted((run / f.POLICIES).glob("*.json")):
+        try:
+            saved[path] = read_entries(path)
+        except UNREADABLE as error:
+            problems[path] = problem_of(error)
+    reference = _reference(run, list(saved.values()))
     by_draw = hosts_share_draws(run)
-    return [_policy(one, reference, by_draw) for one in saved]
+    for path, one in saved.items():
+        try:
+            found.append(_policy(one, reference, by_draw))
+        except UNREADABLE as error:
+            problems[path] = problem_of(error)
+    if problems and not found:
+        raise EsperError(next(iter(problems.values())))
+    return found + [_unreadable(path) for path in problems]
+
+
+def _unreadable(path: Path) -> Contender:
+    return Contender(
+        label=f"{path.name}: cannot be read",
+        policy="",
+        is_reference=False,
+        n=0,
+        score=_UNKNOWN,
+        difference=_UNKNOWN,
+        test=_UNKNOWN,
+        accuracy=_UNKNOWN,
+        params=math.nan,
+        macs=math.nan,
+        compute=math.nan,
+        seconds=math.nan,
+    )
 
 
 def hosts_share_draws(run: Path) -> bool:
