@@ -94,4 +94,7 @@ def test_a_comparison_names_its_best_policy_and_what_it_gains(tmp_path):
     assert found.text.startswith("best score 0.6000: random, +0.0500 (")
     assert found.text.endswith("against wait")
     (run / "policies" / "wait.json").write_text("{")
+    assert views.run_summary(run).headline == "best score 0.6000: random", "of those it can read"
+    for path in (run / "policies").glob("*.json"):
+        path.write_text("{")
     assert views.run_summary(run).headline == ""
