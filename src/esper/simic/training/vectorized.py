@@ -94,8 +94,8 @@ def train_ppo_vectorized(
         kept = (checkpoint_every, keep, keep_members)
         session = None if folder is None else FolderSession(folder, config, resume, *kept)
         feed = RoundFeed(config, on_round, track, folder)
-        told = _telemetry(config, spec, sinks, telemetry, session)
-        with _live_record(folder, config.rounds) as live, feed, told as events:
+        recording = _telemetry(config, spec, sinks, telemetry, session)
+        with _live_record(folder, config.rounds) as live, feed, recording as events:
             saves, stops = ((), ()) if session is None else (session.hooks, (session.interrupts,))
             hooks = [*saves, *hooks, feed, *stops]
             listeners = [*listeners, *events.listeners, *stops, *live]
