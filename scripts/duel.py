@@ -31,10 +31,16 @@ from duel_contenders import (
 from duel_problems import PROBLEMS, Problem
 from esper.plotting.pareto import hypervolume
 
-CONTENDERS = ("grow", "optuna", "optuna8", "one", "random", "eager", "static", "trees")
+CONTENDERS = ("grow", "optuna", "optuna8", "one", "random", "eager", "bare", "planted", "static",
+              "trees")  # fmt: skip
 """`optuna8`: eight processes on one GPU; `one`: one run of the widest network; `random`: our
-trainer with random search; `eager`: our search with a plain loop; `static`: six widths, each with
-its rate and length drawn at random; `trees`: HistGradientBoosting, on the table."""
+trainer with random search; `eager`: our search with a plain loop; `bare`: without seeds; `planted`:
+with seeds, but none grown from a finished run; `static`: six widths, each with its rate and length
+drawn at random; `trees`: HistGradientBoosting, on the table."""
+OURS: dict[str, dict[str, Any]] = {
+    "grow": {}, "random": {"policy": "random"}, "eager": {"eager": True}, "bare": {"slots": 0},
+    "planted": {"grown": False},
+}  # fmt: skip
 ALONE = {"one": play_one, "static": play_static, "trees": play_trees}
 SMALLEST = 100.0
 """Parameters from which hypervolumes are counted."""
@@ -47,9 +53,8 @@ def play(problem: Problem, contender: str, seed: int, args: argparse.Namespace) 
     """Let a contender play, and score its incumbents on test."""
     train, val, test = problem.parts(args.data, seed)
     given = (problem, train, val, args.device, seed, args.seconds)
-    if contender in ("grow", "random", "eager"):
-        policy = "random" if contender == "random" else "auto"
-        played = play_grow(*given, eager=contender == "eager", policy=policy)
+    if contender in OURS:
+        played = play_grow(*given, **OURS[contender])
     elif contender in ALONE:
         played = ALONE[contender](*given)
     else:

@@ -1,7 +1,8 @@
-"""Weight decay and clipping reach training and are recorded; wrong settings are one line."""
+"""Weight decay, clipping and lengths reach training; wrong settings are one line."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from torch import nn
 
 import esper
-from esper.growing.recipes import WEIGHT_DECAY
+import esper.growing.run as room
+from esper.growing import recipes
+from esper.growing.recipes import LONGER, TIMED_EPOCHS, WEIGHT_DECAY, Length, longest_run
 from esper.growing.settings import GrowSettings
 from esper.karn.views.search_notes import settings_rows
 from support import refused
@@ -99,3 +102,44 @@ def test_settings_that_will_not_do_are_one_line(tmp_path, wrong, words):
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+# ---- how long a run may take ---------------------------------------------------------------------
+
+
+class StopError(Exception):
+    """What is asked is known, so nothing is trained."""
+
+
+def longest_allowed(folder: Path, **settings: Any) -> int:
+    """Batches of the longest run that a search with such settings would make."""
+    asked: list[int] = []
+
+    def ladder(given: Any, _: Any) -> None:
+        asked.append(given.longer)
+        raise StopError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "Ladder", ladder)
+        with pytest.raises(StopError):
+            grow(folder, **settings)
+    return asked[0]
+
+
+def test_under_a_time_limit_large_data_may_be_seen_300_times(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "RUN_BATCHES", 1)  # as of large data, whose full run is 4 epochs
+    minutes = esper.Budget(minutes=1.0)
+    epoch = longest_allowed(tmp_path, epochs=1)
+    assert longest_allowed(tmp_path, epochs="auto") == 4 * LONGER * epoch
+    assert longest_allowed(tmp_path, epochs="auto", budget=minutes) == TIMED_EPOCHS * epoch
+    assert longest_allowed(tmp_path, epochs=2, budget=minutes) == 2 * epoch, "as the user said"
+
+
+@pytest.mark.parametrize(
+    ("epochs", "longest"), [(4.0, 300 * 10), (80.0, 9 * 80 * 10), (math.nan, 9 * 40)]
+)
+def test_under_a_time_limit_no_run_has_to_be_shorter_than_without(epochs, longest):
+    """Ten batches an epoch; of a stream whose length is not known, 40 in a full run."""
+    length = Length(32, epochs, 40 if math.isnan(epochs) else round(10 * epochs))
+    assert longest_run(length, "auto", timed=True) == longest
+    assert longest_run(length, "auto", timed=False) == 9 * length.batches

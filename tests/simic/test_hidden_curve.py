@@ -137,8 +137,8 @@ def known_curves(client) -> np.ndarray:
     from esper.simic import client as module
     from esper.tamiyo.features import FEATURE_NAMES
 
-    def spy(signals):
-        obs = batch_signals_to_features(signals)
+    def spy(signals, restarts):
+        obs = batch_signals_to_features(signals, restarts)
         seen.append(obs.global_EG[:, FEATURE_NAMES.whole.index("val_loss_finite")] == 1)
         return obs
 

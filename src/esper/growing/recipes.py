@@ -24,7 +24,10 @@ MAX_BATCHES: Final = 2**31
 EPOCHS: Final = (4, 80)
 BATCH_SIZES: Final = (16, 128)
 LONGER: Final = 9
-"""Times its usual length that a run may take, if there is time and length pays."""
+"""Times its usual length that a run may take, if length pays."""
+TIMED_EPOCHS: Final = 300
+"""Epochs that it may take under a limit on time, where that is more: of large data the usual length
+is a few epochs, however much time there is."""
 FULL_RUNS: Final = 2.5
 """Full training runs, one after the other, that a time limit must leave room for, before runs are
 made shorter: few networks in full are worth more than many in part."""
@@ -85,6 +88,22 @@ def choose_length(epochs: float | str, batch_size: int, per_epoch: int | None) -
     if batches > MAX_BATCHES:
         raise EsperError(f"epochs={epochs}: {batches:.3g} batches; give fewer")
     return Length(batch_size, float(epochs), max(1, round(batches)))
+
+
+def longest_run(length: Length, epochs: float | str, *, timed: bool) -> int:
+    """Batches that a run may take, if length pays: `length` and no more where epochs were given.
+
+    `timed`: under a limit on time.
+
+    >>> full = Length(batch_size=128, epochs=4.0, batches=1404)
+    >>> longest_run(full, "auto", timed=True), longest_run(full, "auto", timed=False)
+    (105300, 12636)
+    """
+    if epochs != "auto":
+        return length.batches
+    per_epoch = length.batches / length.epochs  # of a stream of unknown length: NaN
+    timed = timed and TIMED_EPOCHS * per_epoch > LONGER * length.batches
+    return round(TIMED_EPOCHS * per_epoch) if timed else LONGER * length.batches
 
 
 def choose_rates(

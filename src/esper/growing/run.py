@@ -31,7 +31,6 @@ from esper.growing.proposals import LadderSettings
 from esper.growing.ranks import ONE_PROCESS, Ranks
 from esper.growing.recipes import (
     FULL_RUNS,
-    LONGER,
     SMOOTHING,
     WEIGHT_DECAY,
     Length,
@@ -39,6 +38,7 @@ from esper.growing.recipes import (
     choose_length,
     choose_rates,
     fewer_samples,
+    longest_run,
 )
 from esper.growing.refit import Refit
 from esper.growing.result import GrowResult, NetworkRecord
@@ -406,17 +406,17 @@ class GrowRun:
 
     def _make_search(self, folder: GrowFolder, table: Table) -> Search:
         metric, settings = self.problem.metric, self.settings
-        longer = LONGER if settings.epochs == "auto" else 1
+        timed = self.budget.minutes is not None
         ladder = Ladder(
             LadderSettings(
                 space=self._space(),
-                longer=longer * self.length.batches,
+                longer=longest_run(self.length, settings.epochs, timed=timed),
                 seed=settings.seed,
                 lower_is_better=not metric.higher_is_better,
                 worst=float(metric.merit(self.constant)),
                 best=float(metric.merit(metric.best)),
                 policy=settings.search_policy,
-                timed=self.budget.minutes is not None,
+                timed=timed,
             ),
             self.networks,
         )

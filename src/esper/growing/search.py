@@ -42,7 +42,7 @@ FILLED: Final = 0.95
 """Share of the time that is left that they are to take."""
 FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
-SAFE: Final = 0.93
+SAFE: Final = 0.97
 """Share of the time left that the last runs are to take; one that is cut in its last tenth loses
 little, as its rate is nearly 0."""
 PROBE_SHARE: Final = 0.01

@@ -33,7 +33,7 @@ from esper.leyline import (
     TelemetryLevel,
     VetoReason,
 )
-from esper.leyline.actions import HEADS_BY_OP, NO_SLOT, SLOT_OPS, ActionOutcome
+from esper.leyline.actions import HEADS_BY_OP, NO_SLOT, SLOT_OPS, ActionOutcome, op_choices
 from esper.leyline.payloads import (
     PhaseTime,
     PPOUpdateMetrics,
@@ -152,7 +152,7 @@ def choices_left(record: StepRecord, e: int, head: ActionHead) -> np.ndarray:
     """The mask one head of one member was sampled under."""
     masks, actions = record.masks, record.decision.actions
     return {
-        ActionHead.OP: lambda: masks.op_EO[e],
+        ActionHead.OP: lambda: masks.op_EO[e, : op_choices(restarts=False)],
         ActionHead.SLOT: lambda: masks.slot_EOS[e, actions.op[e]],
         ActionHead.BLUEPRINT: lambda: masks.blueprint_ESK[e, actions.slot[e]],
         ActionHead.STYLE: lambda: masks.style_Y,

@@ -51,8 +51,7 @@ class MaskStats(ArrayStruct):
     def of(cls, masks: ActionMasks, actions: ActionSpec, restarts: bool = False) -> MaskStats:
         """Statistics of one step; `restarts`: RESTART is among the choices."""
         counts_EA = HEAD_USED_OA[actions.op]
-        left_EA, size_A = _choices_left(masks, actions, counts_EA)
-        size_A[ActionHead.OP] = op_choices(restarts)
+        left_EA, size_A = _choices_left(masks, actions, counts_EA, op_choices(restarts))
         return cls(
             steps_A=counts_EA.sum(axis=0),
             masked_A=((1.0 - left_EA / size_A) * counts_EA).sum(axis=0),
@@ -67,15 +66,20 @@ class MaskStats(ArrayStruct):
         )
 
 
-def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> tuple[Ints, Ints]:
-    """Legal choices `[E, A]` of each head given the choices before it, and its total choices."""
+def _choices_left(
+    masks: ActionMasks, actions: ActionSpec, counts_EA: Bools, ops: int
+) -> tuple[Ints, Ints]:
+    """Legal choices `[E, A]` of each head given the choices before it, and its total choices.
+
+    `ops`: choices of the OP head.
+    """
     members = np.arange(actions.members)
     # The slot index is arbitrary for operations without a slot.
     slot_E = np.where(counts_EA[:, ActionHead.SLOT], actions.slot, 0)
     of_slots_ES = masks.slot_EOS[members, actions.op]
     of_blueprints_EK = masks.blueprint_ESK[members, slot_E]
     left_EA = np.empty((actions.members, _A), dtype=np.int64)
-    left_EA[:, ActionHead.OP] = masks.op_EO.sum(axis=1)
+    left_EA[:, ActionHead.OP] = masks.op_EO[:, :ops].sum(axis=1)
     left_EA[:, ActionHead.SLOT] = of_slots_ES.sum(axis=1)
     left_EA[:, ActionHead.BLUEPRINT] = of_blueprints_EK.sum(axis=1)
     same_for_all = (  # in the order of the heads
@@ -83,7 +87,7 @@ def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> 
         masks.alpha_curve_U,
     )  # fmt: skip
     left_EA[:, ActionHead.STYLE :] = [np.count_nonzero(mask) for mask in same_for_all]
-    sizes = [masks.op_EO.shape[1], *masks.blueprint_ESK.shape[1:], *map(len, same_for_all)]
+    sizes = [ops, *masks.blueprint_ESK.shape[1:], *map(len, same_for_all)]
     return left_EA, np.maximum(np.array(sizes, dtype=np.int64), 1)
 
 
