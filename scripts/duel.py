@@ -31,15 +31,15 @@ from duel_contenders import (
 from duel_problems import PROBLEMS, Problem
 from esper.plotting.pareto import hypervolume
 
-CONTENDERS = ("grow", "optuna", "optuna8", "one", "random", "eager", "bare", "planted", "static",
+CONTENDERS = ("grow", "optuna", "optuna8", "one", "random", "eager", "bare", "inherit", "static",
               "trees")  # fmt: skip
 """`optuna8`: eight processes on one GPU; `one`: one run of the widest network; `random`: our
-trainer with random search; `eager`: our search with a plain loop; `bare`: without seeds; `planted`:
-with seeds, but none grown from a finished run; `static`: six widths, each with its rate and length
+trainer with random search; `eager`: our search with a plain loop; `bare`: without seeds; `inherit`:
+some networks start from the weights of others; `static`: six widths, each with its rate and length
 drawn at random; `trees`: HistGradientBoosting, on the table."""
 OURS: dict[str, dict[str, Any]] = {
     "grow": {}, "random": {"policy": "random"}, "eager": {"eager": True}, "bare": {"slots": 0},
-    "planted": {"grown": False},
+    "inherit": {"inherit": True},
 }  # fmt: skip
 ALONE = {"one": play_one, "static": play_static, "trees": play_trees}
 SMALLEST = 100.0

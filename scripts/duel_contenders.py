@@ -368,13 +368,9 @@ def play_trees(problem: Problem, train: Part, val: Part, device: str, seed: int,
 
 
 def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, seconds: float,
-              eager: bool = False, grown: bool = True, **settings: Any) -> Played:  # fmt: skip
-    """`esper.grow` with the model as given, and nothing else said.
-
-    `eager`: by a plain loop; `grown`: also from the weights of finished runs.
-    """
+              eager: bool = False, **settings: Any) -> Played:  # fmt: skip
+    """`esper.grow` with the model as given, and nothing else said; `eager`: by a plain loop."""
     import esper
-    import esper.growing.proposals as ladder
     import esper.growing.run as room
     from esper.growing.search import Search
     from esper.growing.trainers.eager import EagerTrainer
@@ -391,9 +387,7 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
             carry_weights(network, outcome.weights)
             kept.append((time.monotonic() - began, row, finished_model(network)))
 
-    chosen, share = vars(room)["trainer_for"], ladder.GROWN_SHARE
-    if not grown:
-        setattr(ladder, "GROWN_SHARE", 0.0)  # noqa: B010
+    chosen = vars(room)["trainer_for"]
     if eager:
         setattr(room, "trainer_for", lambda task, *_: EagerTrainer(task))  # noqa: B010
     setattr(Search, "_record", noting)  # noqa: B010 (mypy takes no assignment to a method)
@@ -416,7 +410,6 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
     finally:
         setattr(Search, "_record", record)  # noqa: B010
         setattr(room, "trainer_for", chosen)  # noqa: B010
-        setattr(ladder, "GROWN_SHARE", share)  # noqa: B010
     found = [Incumbent(at, row.merit, row.params, network) for at, row, network in kept]
     found.append(
         pick

@@ -126,7 +126,8 @@ def ladder(
     space = Space(recipe, rates, more_rates, **(space or {}))
     settings = LadderSettings(
         space, longer * recipe.batches, seed,
-        **{"lower_is_better": False, "worst": 0.1, "best": 1.0, "policy": policy} | changes,
+        **{"lower_is_better": False, "worst": 0.1, "best": 1.0, "policy": policy,
+           "inherit": True} | changes,
     )  # fmt: skip
     return Ladder(settings, cast(Networks, networks or FakeNetworks()))
 

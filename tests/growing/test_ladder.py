@@ -274,6 +274,15 @@ def test_seeds_are_planted_or_grown_from_a_finished_run_with_weights():
     assert all(one.start is None for one in rows), "their weights are gone"
 
 
+def test_no_network_starts_from_the_weights_of_another_unless_asked():
+    asked, made, table = ladder(), ladder(inherit=False), climb(ladder(), 4)
+    both = (list(islice(one._neighbours(4, table.rows, one._generator(4)), 400))
+            for one in (asked, made))  # fmt: skip
+    for one, other in zip(*both, strict=True):
+        assert other.start is None
+        assert (other.topology, other.variant, other.seed) == (one.topology, one.variant, one.seed)
+
+
 @pytest.mark.parametrize("origin", ["grown", "pruned"])
 def test_a_grown_network_is_trained_again_from_its_own_start(origin):
     made = ladder()

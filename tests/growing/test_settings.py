@@ -24,7 +24,7 @@ SAMPLE = {
     "loss": "mse", "metric": "r2",
     "class_weights": [1.0, 2.0], "label_smoothing": 0.1, "augment": "flip",
     "output": 1, "slots": ["layer1"],
-    "blueprints": ["norm"], "widths": [0.5], "depths": [2.0], "policy": "random", "epochs": 2.0,
+    "blueprints": ["norm"], "inherit": True, "widths": [0.5], "depths": [2.0], "policy": "random", "epochs": 2.0,
     "train_step": "mine.py:step", "optimizer": "sgd", "scheduler": "mine.py:halving",
     "lr": [0.1, 0.2], "weight_decay": 0.3, "clip": 2.0, "amp": True,
     "refit": False,

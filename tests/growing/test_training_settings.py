@@ -85,6 +85,7 @@ def test_clipped_gradients_move_weights_no_further(tmp_path):
         ({"clip": "auto"}, "clip='auto': give the longest"),
         ({"epochs": float("inf")}, "epochs=inf: give a finite number above 0, or 'auto'"),
         ({"epochs": 1e300}, "epochs=1e+300: 6e+300 batches; give fewer"),
+        ({"inherit": "yes"}, "inherit='yes': give True or False"),
         ({"blueprints": ()}, "blueprints=(): give names, as in ['norm'], or None for all that fit"),
         ({"blueprints": "norm"}, "blueprints='norm': give names, as in ['norm']"),
         (

@@ -47,6 +47,7 @@ def grow(
     output: int | str | None = None,
     slots: int | Sequence[str] = 8,
     blueprints: Sequence[str] | None = None,
+    inherit: bool = False,
     widths: Sequence[float] | Literal["auto"] = "auto",
     depths: Sequence[float] | Literal["auto"] = "auto",
     policy: str = "auto",

@@ -64,6 +64,8 @@ class LadderSettings:
     best: float = 1.0
     """Score of perfect outputs, higher being better; NaN: not known."""
     policy: Policy = "ladder"
+    inherit: bool = False
+    """Whether runs may start from the weights of others, with a seed more or less."""
     timed: bool = False
     """Whether time is limited: the first run is a short one then."""
 
@@ -359,7 +361,8 @@ class Proposals:
             return
         topology = pick(near, generator)
         recipe = self.space.lasting(parent.recipe, length)
-        grows = generator.random() < GROWN_SHARE and parent.saved
+        drawn = generator.random() < GROWN_SHARE
+        grows = drawn and self.settings.inherit and parent.saved
         more = sum(map(bool, topology)) > sum(map(bool, parent.topology))
         origin: Origin = _origin(parent.variant, topology)
         if grows:

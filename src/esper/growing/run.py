@@ -416,6 +416,7 @@ class GrowRun:
                 worst=float(metric.merit(self.constant)),
                 best=float(metric.merit(metric.best)),
                 policy=settings.search_policy,
+                inherit=settings.inherit,
                 timed=timed,
             ),
             self.networks,

@@ -67,6 +67,9 @@ class GrowSettings:
     """How many places to grow at, at most, or paths of the modules they come after."""
     blueprints: Sequence[str] | None = None
     """Names of the seeds to choose from; default: all that fit."""
+    inherit: bool = False
+    """Also try networks that start from the weights of a finished run, with a seed more or less;
+    otherwise each starts anew."""
     widths: Sequence[float] | Literal["auto"] = "auto"
     """Multiples of the model's width to try besides, none if empty; auto: the widest that the
     budget allows and up to six narrower ones."""
@@ -164,6 +167,7 @@ class GrowSettings:
              "give a number of 0 or more, or 'auto'"),
             ("clip", self.clip is None or _is_positive(self.clip),
              "give the longest gradient, a number above 0, or None"),
+            ("inherit", isinstance(self.inherit, bool), "give True or False"),
             ("refit", isinstance(self.refit, bool) or self.refit == "auto",
              "give True, False, or 'auto'"),
             ("amp", isinstance(self.amp, bool) or self.amp == "auto",
