@@ -74,9 +74,8 @@ def grow(
 ) -> GrowResult:
     """Grow a model on data within a budget; returns the frontier of score against size.
 
-    `model`: any module, whose weights all networks start from, or a class or function that builds
-    one. `train`: arrays, tensors, a Dataset, a DataLoader or a table; `val` and `test` are cut from
-    it if not given. Ctrl-C returns the best so far. docs/grow-reference.md describes all arguments.
+    `model`: a module, whose weights all networks start from, or what builds one. Without `val` and
+    `test` they are cut from `train`. Ctrl-C returns the best so far. More: docs/grow-reference.md.
     """
     given, began = locals(), time.monotonic()
     settings = GrowSettings(**{field.name: given[field.name] for field in fields(GrowSettings)})
