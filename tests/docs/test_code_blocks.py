@@ -107,7 +107,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", ["results.md", "gallery.md", "study.md"])
+@pytest.mark.parametrize("name", ["results.md", "growth.md", "gallery.md", "study.md"])
 def test_commands_of_pages_with_results_are_understood(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "RUN").mkdir()
@@ -117,6 +117,7 @@ def test_commands_of_pages_with_results_are_understood(name, tmp_path, monkeypat
             argv = ["esper", argv[2].removeprefix("esper.scripts."), *argv[3:]]
         if argv[:1] == ["python"]:
             assert (ROOT / argv[1]).is_file(), argv[1]
+            read += 1
         if argv[:1] == ["esper"] and argv[1] in COMMANDS:
             COMMANDS[argv[1]](argv[2:])
             read += 1

@@ -57,7 +57,7 @@ class HeuristicConfig:
     """Settings of `HeuristicPolicy`."""
 
     trigger: Trigger = "always"
-    """Signal that starts a seed; `always` waits for none and scored best (docs/results.md)."""
+    """Signal that starts a seed; `always` waits for none and scored best (docs/growth.md)."""
     blueprints: tuple[str, ...] = ()
     """Blueprints to try, in this order, cyclically; empty: those of `PREFERRED` that the host
     offers, or else all of the host's."""

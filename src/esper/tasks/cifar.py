@@ -1,9 +1,9 @@
 """CIFAR-10 tasks, with hosts from tiny to deep.
 
 A step is 24 batches of 512, an episode 13 passes. Rates start at 0.3 and fall along a cosine: of
-eleven settings the baseline host did best with it (docs/results.md), and reaches 60 % on val_score.
+eleven settings the baseline host did best with it (docs/growth.md), and reaches 60 % on val_score.
 
-Score constants come from searches (docs/results.md): growing pays off, and filling every slot does
+Score constants come from searches (docs/growth.md): growing pays off, and filling every slot does
 not pay best. cifar_deep uses cifar_scale's, because its own search was too noisy. cifar_resnet8 has
 the training of the ResNet literature instead (20 passes, batches of 128) and uses cifar_baseline's
 constants, which were not searched for it. Its norms are group norms: a row without a seed is then

@@ -70,7 +70,7 @@ def _split_indices(labels_N: Ints, seed: int) -> tuple[Ints, ...]:
 
 
 BASELINE_SCORE: Final = ScoreConstants(c_p=0.02, c_m=0.005, c_f=0.002)
-"""Calibrated with seeds planted at step 0 (docs/results.md): of 27 topologies, conv_light in r0c0
+"""Calibrated with seeds planted at step 0 (docs/growth.md): of 27 topologies, conv_light in r0c0
 with depthwise in r0c1 beats the host and every topology that fills all slots."""
 IMPAIRED_SCORE: Final = ScoreConstants(c_p=0.15, c_m=0.015, c_f=0.002)
 """Calibrated the same way: of 64 topologies, conv_light in r0c0 with depthwise in r0c1 beats the

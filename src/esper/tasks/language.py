@@ -4,7 +4,7 @@ The host is a GPT of two layers, 32 wide, on 64 characters. Accuracy is 1 - loss
 so guessing is 0. AdamW with a cosine schedule: on Shakespeare an initial rate of 0.01 ends an
 episode at 48 %, 0.003 at 45 % (one member each).
 
-Score constants were checked by searches on both texts (docs/results.md): growing pays off, and
+Score constants were checked by searches on both texts (docs/growth.md): growing pays off, and
 filling every slot does not pay best. A good seed is assumed to gain some points of this accuracy.
 """
 

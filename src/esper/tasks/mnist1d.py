@@ -135,7 +135,7 @@ def _signal_statistics(signals_NCL: npt.NDArray[np.floating]) -> tuple[Floats, F
 
 SCORE: Final = ScoreConstants(c_p=0.03, c_m=0.005, c_f=0.002)
 """Of 64 topologies conv_light in r0c0 (.703) beats every full one (.693) and the host (.691),
-by about the standard error of these figures (docs/results.md). Not searched for signals."""
+by about the standard error of these figures (docs/growth.md). Not searched for signals."""
 _HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=2, kernel_size=3)
 
 _IMAGES: Final = register_task(
