@@ -50,8 +50,8 @@ def read_parts(
 
 
 def runs_of(folder: Path) -> tuple[Row, ...]:
-    """The table of a search, but not the time that its runs took."""
-    return tuple(replace(row, seconds=0.0) for row in read_table(folder).rows)
+    """The table of a search, but not the time that its runs took, nor when they ended."""
+    return tuple(replace(row, seconds=0.0, at=0.0) for row in read_table(folder).rows)
 
 
 def same_weights(one: esper.GrowResult, other: esper.GrowResult) -> bool:

@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -377,6 +378,16 @@ def test_a_time_limit_is_kept_and_used(tmp_path, limit):
     assert trainer.now <= limit + 0.4, "a batch of the widest network"
     assert search.table.ended
     assert trainer.now >= 0.75 * limit or "nothing" in search.table.ended
+
+
+def test_a_run_says_when_it_was_judged_on_the_clock_of_all_sessions(tmp_path):
+    trainer = Ticking()
+    clock = Clock(lambda: trainer.now, 0.0, 70.0, 40.0, 1.0)
+    search, disk = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
+    rows = sorted(disk.read().rows, key=lambda one: one.at)
+    ends = accumulate((one.seconds for one in rows), initial=40.0)
+    assert [one.at for one in rows] == pytest.approx([*ends][1:])
+    assert len(rows) > 3
 
 
 def test_no_run_starts_that_cannot_end_in_time(tmp_path):

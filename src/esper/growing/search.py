@@ -471,6 +471,7 @@ class Search:
             curve=outcome.curve,
             diverged=not outcome.finite,
             seconds=outcome.seconds,
+            at=self.clock.seconds,
             how=outcome.how,
             saved=True,
         )
