@@ -165,7 +165,6 @@ def test_what_was_tried_is_read_from_the_runs():
             replace(first, number=6, params=600, macs=2000),
             replace(first, number=7, trained=25, score=math.nan),
         ],
-        0,
         cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget(macs=1e3))),
         complete=True,
     )
@@ -173,6 +172,16 @@ def test_what_was_tried_is_read_from_the_runs():
         networks=7, in_full=3, host_in_full=True, diverged=2, sizes=(50, 80), rates=(0.01, 0.03),
         cap=None, batches=100, wanted_batches=100, complete=True,
     )  # fmt: skip
+
+
+def test_the_model_was_trained_in_full_though_a_shorter_run_of_it_is_better():
+    """The best run of the model stands beside the pick, whatever its length."""
+    first = row(0, 0.8, params=50, trained=100)
+    shorter = replace(first, number=1, score=0.9, trained=30, recipe=replace(RECIPE, batches=30))
+    other = replace(first, number=2, origin="width", params=80)
+    info = cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget()))
+    assert tried_of([first, shorter, other], info, complete=True).host_in_full
+    assert not tried_of([shorter, other], info, complete=True).host_in_full
 
 
 # ---- from one end to the other -------------------------------------------------------------------

@@ -275,7 +275,7 @@ def _facts(
         host=Judged(host.params, host.test_score, samples=_samples(host)),
         constant=problem.constant_score(problem.data.test),
         difference=difference(measured[pick.number], measured[host.number]),
-        tried=tried_of(rows, host.number, info, record.complete),
+        tried=tried_of(rows, info, record.complete),
         reference=not info.host_fits,
     )
 

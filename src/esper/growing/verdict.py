@@ -81,8 +81,8 @@ class Facts:
     """Whether the model exceeds the budget, and is what the pick gives up against."""
 
 
-def tried_of(rows: Sequence[Row], host: int, info: GrowInfo, complete: bool) -> Tried:
-    """What a search has tried; `host`: number of the model as given."""
+def tried_of(rows: Sequence[Row], info: GrowInfo, complete: bool) -> Tried:
+    """What a search has tried."""
     batches = info.length
     trained = [one for one in rows if one.ended]
     full = [one for one in trained if one.status == "finished" and one.trained >= batches]
@@ -90,7 +90,7 @@ def tried_of(rows: Sequence[Row], host: int, info: GrowInfo, complete: bool) -> 
     return Tried(
         networks=len(trained),
         in_full=len(full),
-        host_in_full=any(one.number == host for one in full),
+        host_in_full=any(one.origin == "given" for one in full),
         diverged=sum(one.diverged or math.isnan(one.score) for one in trained),
         sizes=tuple(sorted({one.params for one in picked})),
         rates=tuple(sorted({one.recipe.lr for one in full})),
