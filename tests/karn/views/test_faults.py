@@ -85,7 +85,8 @@ def terminal(run: Path) -> tuple[set[str], str]:
     panels: list[Panel] = [make(at) for at, make in enumerate(PANELS[kind], start=1)]
     for panel in panels:
         panel._content(shot, 78, 20)
-    names = ("rounds", "ppo", "speeds", "seeds", "frontier", "curves", "contenders", "members")
+    names = ("rounds", "ppo", "speeds", "seeds", "frontier", "curves", "contenders", "members",
+             "log")  # fmt: skip
     return {name for name in names if getattr(shot, name)}, f"{shot.problem} {shot.summary.problem}"
 
 

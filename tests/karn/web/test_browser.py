@@ -77,7 +77,7 @@ def test_list_run_live_curves_kill_compare_report(own):
             assert zoom[0] in found, "the zoom stays"
             page.keyboard.press("Escape")
             page.locator("#life-lines svg[role=img]").wait_for()
-            assert page.locator("#events tbody tr").count() > 5
+            assert page.locator("#log tbody tr").count() > 5
 
             os.kill(run.pid, signal.SIGKILL)
             run.wait()
@@ -127,6 +127,9 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         assert page.locator("#frontier .network .mark[stroke-dasharray]").count() == 1, (
             "one is under way"
         )
+        log = page.locator("#log tbody tr")
+        assert "under way: 10 of 30 batches" in log.first.inner_text()
+        assert log.last.inner_text().startswith("0 s"), "newest first"
 
         write(run / "result.json", RESULT)
         lock.release()
@@ -144,6 +147,7 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         assert page.locator(".headline").inner_text() == RESULT["verdict"]
         assert "test accuracy\n0.85" in result.inner_text()
         assert networks.count() == 2
+        assert "judged on test" in page.locator("#log").inner_text()
         assert "search.json" in page.locator("#lineage .problem").inner_text()
     assert messages == []
 

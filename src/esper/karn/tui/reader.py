@@ -44,6 +44,8 @@ class RunShot:
     frontier: tuple[views.FrontierPoint, ...] = ()
     curves: tuple[views.NetworkCurve, ...] = ()
     contenders: tuple[views.Contender, ...] = ()
+    log: tuple[views.LogLine, ...] = ()
+    """Of runs that write no events."""
     problem: str = ""
     """Why a part is not up to date; empty if all are."""
 
@@ -123,6 +125,7 @@ class RunReader:
             "frontier": lambda: views.read_frontier(run),
             "curves": lambda: views.read_curves(run),
             "contenders": lambda: views.read_contenders(run),
+            "log": lambda: views.read_log(run),
         }
 
 

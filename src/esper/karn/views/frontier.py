@@ -5,7 +5,6 @@ Shape letters: C contexts, H hosts.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from esper.karn.views.documents import Entries, entries, objects, real, text, te
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.search_table import (
     SearchTable,
+    elapsed_seconds,
     gain,
     given_run,
     merit,
@@ -122,7 +122,7 @@ def _grown(run: Path) -> list[FrontierPoint]:
         }
     else:
         front = validation_frontier(within(search.rows, search.info))
-    live, elapsed = is_locked(run), _elapsed(search)
+    live, elapsed = is_locked(run), elapsed_seconds(search.rows)
     points = [
         replace(
             _point(row, judged.get(number, {}), search, live),
@@ -152,12 +152,6 @@ def _as_row(record: Entries) -> Entries:
 
 def _host_of(search: SearchTable) -> int | None:
     return whole(entries(search.result, "host") or given_run(search.rows), "number")
-
-
-def _elapsed(search: SearchTable) -> dict[int | None, float]:
-    seconds = [real(row, "seconds") for row in search.rows]
-    sums = itertools.accumulate(0.0 if math.isnan(one) else one for one in seconds)
-    return {whole(row, "number"): at for row, at in zip(search.rows, sums, strict=True)}
 
 
 def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> FrontierPoint:
@@ -219,7 +213,7 @@ def read_best(run: Path) -> tuple[BestPoint, ...]:
     search = read_search(run)
     if not search.rows:
         search.require_whole()
-    elapsed, best, found = _elapsed(search), -math.inf, list[BestPoint]()
+    elapsed, best, found = elapsed_seconds(search.rows), -math.inf, list[BestPoint]()
     for row in scored(within(search.rows, search.info)):
         if merit(row) > best:
             best, number = merit(row), whole(row, "number")

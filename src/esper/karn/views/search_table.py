@@ -5,6 +5,7 @@ The table is there from the first run on, the result once networks are judged on
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -117,6 +118,13 @@ def validation_frontier(rows: Sequence[Entries]) -> set[int | None]:
     merits, sizes = [merit(row) for row in some], [real(row, "params") for row in some]
     front = validation_front(merits, sizes, [real(row, "loss") for row in some])
     return {integer(some[index], "number") for index in front}
+
+
+def elapsed_seconds(rows: Sequence[Entries]) -> dict[int | None, float]:
+    """Seconds of training until the end of every run, one after another in their order."""
+    seconds = [real(row, "seconds") for row in rows]
+    sums = itertools.accumulate(0.0 if math.isnan(one) else one for one in seconds)
+    return {integer(row, "number"): at for row, at in zip(rows, sums, strict=True)}
 
 
 def given_run(rows: Sequence[Entries]) -> Entries:
