@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,16 @@ def test_policies_stand_between_the_sessions_that_ran_them(tmp_path):
     assert lines[-1].time - lines[0].time == 3660.0
 
 
+def test_a_comparison_under_way_was_not_killed(tmp_path):
+    run = sessions(comparison(tmp_path / "run"), ("2026-01-01 10:00:00", 60.0, ""))
+    assert "the process was killed" in texts(run)
+    lock = FolderLock(run)
+    try:
+        assert "the process was killed" not in texts(run)
+    finally:
+        lock.release()
+
+
 def test_a_comparison_without_times_tells_the_same_in_the_order_of_its_policies(tmp_path):
     run = comparison(tmp_path / "run")
     assert [line.split()[0] for line in texts(run)] == ["comparison", "random", "wait"]
@@ -127,7 +138,8 @@ def test_a_real_comparison_records_when_each_policy_was_complete(compared):
     assert sorted(line.text.split()[0] for line in policies) == ["random", "wait"]
     assert last.text.startswith("all compared: best score")
     times = [line.time for line in (first, *policies, last)]
-    assert times == sorted(times), "numbers, none is missing"
+    assert all(map(math.isfinite, times))
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize("fixture", ["ppo", "policy"])

@@ -104,7 +104,8 @@ class RunReader:
                 shot = replace(shot, problem=problem_of(error))
             else:
                 shot = replace(shot, **found)
-        return shot
+        missing = () if shot.problem else views.left_out(self.run)
+        return replace(shot, problem=missing[0]) if missing else shot
 
     def _parts(self, shot: RunShot) -> Mapping[str, Callable[[], object]]:
         """What to read, by field."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from esper.karn.views.actions import RoundActions as RoundActions
     from esper.karn.views.actions import SlotCount as SlotCount
     from esper.karn.views.actions import read_actions as read_actions
+    from esper.karn.views.audit_records import left_out as left_out
     from esper.karn.views.contenders import Contender as Contender
     from esper.karn.views.contenders import read_contenders as read_contenders
     from esper.karn.views.contributions import Contribution as Contribution

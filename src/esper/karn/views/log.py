@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.karn.views.audit_records import AuditRow, AuditSetup, read_audit_rows, read_audit_setup
+from esper.karn.views.audit_records import AuditRow, AuditSetup, read_audit_setup, read_contexts
 from esper.karn.views.contenders import Contender, read_contenders
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, read_entries, text, whole
@@ -220,9 +220,12 @@ def _audited(run: Path) -> list[LogLine]:
         f"hosts in {setup.contexts} contexts"
     )
     rows: dict[int, list[AuditRow]] = {}
-    for row in read_audit_rows(run):
+    found = read_contexts(run)
+    for row in found.rows:
         rows.setdefault(row.context, []).append(row)
-    lines = _in_time(run, first, (_context_done(setup, at, rows[at]) for at in sorted(rows)))
+    done = [_context_done(setup, at, rows[at]) for at in sorted(rows)]
+    damaged = [LogLine(f"cannot be read: {one}", unusual=True) for one in found.problems]
+    lines = _in_time(run, first, [*done, *damaged])
     best = policies_headline(run).text
     return [*lines, LogLine(f"ways to choose judged: {best}", _last_record(run))] if best else lines
 

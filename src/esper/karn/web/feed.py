@@ -130,6 +130,8 @@ class RunFeed:
         curves = self._read("curves", lambda: views.read_curves(run))
         notes = to_plain(self._read("notes", lambda: views.read_notes(run)))
         log = self._read("log", lambda: views.read_log(run))
+        if missing := views.left_out(run):
+            self._problems["left_out"] = "; ".join(missing)
         large = self._new("notes", notes) | self._new("log", to_plain(log[-MAX_LINES:]))
         return large | {
             "log_total": len(log),
