@@ -351,6 +351,8 @@ def test_a_comparison_keeps_its_baseline_and_folds_equal_settings_away(tmp_path)
         row = page.locator(".difference").first.locator("tbody tr").nth(1)
         for words in ("two", "+0.25 [", "no clear difference", "paired: the same 4 test samples"):
             assert words in row.inner_text(), words
+        beside = page.get_by_role("region", name="Runs side by side")
+        assert beside.get_by_role("row", name="gain +").inner_text() == "gain\t+0.1\t+0.1"
         assert page.locator("#settings .nested:visible").all_inner_texts() == ["params"]
         assert page.locator("#settings td.changed:visible").all_inner_texts() == ["501"]
         page.locator("#settings summary").click()
@@ -377,7 +379,7 @@ def test_pages_of_a_search_pass_axe_and_fit_a_phone(tmp_path, scheme):
         with server(tmp_path / "runs") as (address, _), browser(width, scheme) as page:
             for path, part in (
                 ("", "td.result"),
-                ("?tag=good&sort=name", "td.result"),
+                ("?tag=good&sort=name&col=gain&col=result", "td.result"),
                 (compared, ".difference"),
                 ("runs/grown", ".network"),
                 ("nowhere", "h1"),
@@ -388,6 +390,7 @@ def test_pages_of_a_search_pass_axe_and_fit_a_phone(tmp_path, scheme):
                     page.locator(".network .mark").first.click()
                     page.get_by_role("heading", name="Training loss").wait_for()
                 if path.startswith("?"):
+                    assert page.get_by_text("+0.1", exact=True).count() == 2
                     page.get_by_role("button", name="Columns").click()
                     page.locator("fieldset").nth(1).wait_for()
                 page.evaluate(AXE.read_text())

@@ -23,6 +23,7 @@ from esper.karn.views.search_table import (
     gain,
     given_run,
     merit,
+    pick_gain,
     read_search,
     recipe_text,
     scored,
@@ -135,7 +136,7 @@ def _grown(run: Path) -> list[FrontierPoint]:
     ]
     if not points:
         search.require_whole()
-    return _with_gains(points, search.sign)
+    return _with_gains(points, search)
 
 
 def _rows_by_number(search: SearchTable) -> dict[int, Entries]:
@@ -190,7 +191,7 @@ def _latency(one: Entries) -> Estimate:
     return Estimate(median, low, high)
 
 
-def _with_gains(points: list[FrontierPoint], sign: float) -> list[FrontierPoint]:
+def _with_gains(points: list[FrontierPoint], search: SearchTable) -> list[FrontierPoint]:
     """Points with what they gain over the model as given."""
     host = next((point for point in points if point.is_host), None)
     if host is None:
@@ -198,8 +199,10 @@ def _with_gains(points: list[FrontierPoint], sign: float) -> list[FrontierPoint]
     return [
         replace(
             point,
-            gain=gain(point.score.value, host.score.value, sign),
-            val_gain=gain(point.val_score, host.val_score, sign),
+            gain=pick_gain(search).value
+            if point.is_pick
+            else gain(point.score.value, host.score.value, search.sign),
+            val_gain=gain(point.val_score, host.val_score, search.sign),
         )
         for point in points
     ]

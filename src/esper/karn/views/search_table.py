@@ -17,6 +17,7 @@ from esper.karn.views.documents import Entries, entries, objects, read_entries, 
 from esper.karn.views.documents import whole as integer
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
+from esper.leyline.statistics import Estimate
 from esper.plotting.pareto import validation_front
 from esper.storage import run_files as f
 
@@ -92,6 +93,15 @@ def read_search(run: Path) -> SearchTable:
 def gain(score: float, reference: float, sign: float) -> float:
     """How much better a score is than another one; positive is better."""
     return sign * (score - reference)
+
+
+def pick_gain(search: SearchTable) -> Estimate:
+    """How much better the pick is than the model as given, on the same test samples."""
+    pick, host, found = search.pick, entries(search.result, "host"), entries(search.result, "gain")
+    if found:
+        return Estimate(*(real(found, name) for name in ("value", "low", "high")))
+    apart = gain(real(pick, "test_score"), real(host, "test_score"), search.sign)
+    return Estimate(apart, math.nan, math.nan)
 
 
 def merit(row: Entries) -> float:
