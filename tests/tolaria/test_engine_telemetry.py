@@ -23,8 +23,9 @@ SPEC = small_task(episode_length=8)
 
 def run(hub: TelemetryHub, level: TelemetryLevel):
     config = TelemetryConfig(level=level)
-    listener = TelemetryListener(hub, config, "cpu", 1, batches_per_step=2, batch_size=16,
-                                 optim=OptimSettings())
+    listener = TelemetryListener(
+        hub, config, "cpu", 1, batches_per_step=2, batch_size=16, optim=OptimSettings()
+    )
     engine = small_engine(SPEC, listener, seed=3, members=3)
     configure_slot_telemetry(engine.slot_events, config)
     engine.train(random_policy(3, SPEC), 1)

@@ -434,8 +434,9 @@ def test_saved_every_k_rounds_at_the_best_score_and_at_the_end(tmp_path):
     sink = MemorySink()
     hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
     reported = TelemetryConfig(level=TelemetryLevel.NORMAL)
-    ear = TelemetryListener(hub, reported, "cpu", 8, batches_per_step=1, batch_size=16,
-                            optim=OptimSettings())
+    ear = TelemetryListener(
+        hub, reported, "cpu", 8, batches_per_step=1, batch_size=16, optim=OptimSettings()
+    )
     trainer = small_trainer(config, listeners=[ear])
     hook = CheckpointHook(CheckpointStore(tmp_path, keep=9), config, every=3)
     for done, record in enumerate(history, start=1):

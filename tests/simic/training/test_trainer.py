@@ -26,8 +26,9 @@ from support import refused
 def listener(sink: MemorySink, rounds: int = 2) -> tuple[TelemetryHub, TelemetryListener]:
     hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
     config = TelemetryConfig(level=TelemetryLevel.NORMAL)
-    return hub, TelemetryListener(hub, config, "cpu", rounds, batches_per_step=1, batch_size=16,
-                                  optim=OptimSettings())
+    return hub, TelemetryListener(
+        hub, config, "cpu", rounds, batches_per_step=1, batch_size=16, optim=OptimSettings()
+    )
 
 
 def test_a_round_is_rollout_then_update_then_hooks_and_events_say_what_was_learnt():
