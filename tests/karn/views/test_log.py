@@ -115,6 +115,14 @@ def test_policies_stand_between_the_sessions_that_ran_them(tmp_path):
     assert lines[-1].time - lines[0].time == 3660.0
 
 
+def test_a_session_ends_after_its_last_result_although_starts_are_rounded_down(tmp_path):
+    run = sessions(comparison(tmp_path / "run"), ("2026-01-01 10:00:00", 30.2, "FAILED"))
+    timed(run, "random", "2026-01-01 10:00:31")
+    timed(run, "wait", "2026-01-01 10:00:00")
+    said = [line.text.split()[0] for line in read_log(run)]
+    assert said == ["comparison", "wait", "random", "failed:"]
+
+
 def test_a_comparison_under_way_was_not_killed(tmp_path):
     run = sessions(comparison(tmp_path / "run"), ("2026-01-01 10:00:00", 60.0, ""))
     assert "the process was killed" in texts(run)

@@ -12,7 +12,15 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from esper.karn.views.damage import UNREADABLE, problem_of
-from esper.karn.views.documents import listed, numbers, read_entries, text, whole
+from esper.karn.views.documents import (
+    FileState,
+    file_state,
+    listed,
+    numbers,
+    read_entries,
+    text,
+    whole,
+)
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
@@ -113,16 +121,14 @@ def left_out(run: Path) -> tuple[str, ...]:
 
 def read_contexts(run: Path) -> AuditRows:
     """Rows of an audit, and what is damaged."""
-    paths = context_files(run)
-    return _read_all(tuple((path, at.st_mtime_ns, at.st_size) for path in paths
-                           for at in [path.stat()]))  # fmt: skip
+    return _read_all(tuple((path, file_state(path)) for path in context_files(run)))
 
 
 @lru_cache(maxsize=1)
-def _read_all(files: tuple[tuple[Path, int, int], ...]) -> AuditRows:
+def _read_all(files: tuple[tuple[Path, FileState], ...]) -> AuditRows:
     """Every view of an audit reads the same files one after the other."""
     rows, problems = list[AuditRow](), list[str]()
-    for path, _, _ in files:
+    for path, _ in files:
         try:
             rows += map(_row, _read(path))
         except UNREADABLE as error:

@@ -70,34 +70,37 @@ def read_log(run: Path) -> tuple[LogLine, ...]:
 def _in_time(run: Path, first: str, results: Iterable[LogLine]) -> list[LogLine]:
     """Results between the starts and ends of sessions; those without a time follow the first."""
     sessions = read_work_sessions(run)
-    began = sessions[0].started if sessions else math.nan
-    lines = [line for said in _sessions(run, sessions, first) for line in said] or [LogLine(first)]
-    when = {line: began if math.isnan(line.time) else line.time for line in (*lines, *results)}
-    return sorted(when, key=lambda line: 0.0 if math.isnan(when[line]) else when[line])
+    began = sessions[0].started if sessions else 0.0
+    starts = [_start(one, first if not place else "") for place, one in enumerate(sessions)]
+    ends = [line for one in (sessions[:-1] if is_locked(run) else sessions) for line in _end(one)]
+    ordered = (*(starts or [LogLine(first)]), *results, *ends)  # of the same second, too
+    return sorted(ordered, key=lambda line: began if math.isnan(line.time) else line.time)
 
 
-def _last_record(run: Path) -> float:
-    return next((one.ended for one in read_work_sessions(run)[::-1]), math.nan)
+def _start(session: RunSession, first: str) -> LogLine:
+    of = f": {session.from_round} of {session.total} are done" if session.total else ""
+    return LogLine(first or f"resumed{of}", session.started)
 
 
-def _sessions(
-    run: Path, sessions: tuple[RunSession, ...], first: str
-) -> Iterator[tuple[LogLine, ...]]:
-    for place, one in enumerate(sessions):
-        of = f": {one.from_round} of {one.total} are done" if one.total else ""
-        started = LogLine(f"resumed{of}" if place else first, one.started)
-        runs = place == len(sessions) - 1 and is_locked(run)
-        yield (started, *(() if runs else _end(one)))
-
-
-def _end(session: RunSession) -> tuple[LogLine, ...]:
+def _end(session: RunSession) -> list[LogLine]:
     """How a session ended, unless all work was done: results say that."""
     if session.end == SessionEnd.FINISHED.name:
-        return ()
+        return []
     said = "interrupted"
     if session.end != SessionEnd.INTERRUPTED.name:
         said = f"failed: {session.failure}" if session.failure else "the process was killed"
-    return (LogLine(said, session.ended, unusual=said != "interrupted"),)
+    return [LogLine(said, _last_record(session), unusual=said != "interrupted")]
+
+
+def _last_record(session: RunSession | None) -> float:
+    """Rounded up, because its start is rounded down: no result of it is later."""
+    if session is None or math.isnan(session.ended):
+        return math.nan
+    return float(math.ceil(session.ended))
+
+
+def _judged_at(run: Path) -> float:
+    return _last_record(next(reversed(read_work_sessions(run)), None))
 
 
 # ---- grow --------------------------------------------------------------------------------------
@@ -198,7 +201,7 @@ def _compared(run: Path) -> list[LogLine]:
     lines = _in_time(run, first, map(_policy_done, read_contenders(run)))
     best = policies_headline(run).text
     is_over = best and (run / f.COMPARISON).exists()
-    return [*lines, LogLine(f"all compared: {best}", _last_record(run))] if is_over else lines
+    return [*lines, LogLine(f"all compared: {best}", _judged_at(run))] if is_over else lines
 
 
 def _policy_done(one: Contender) -> LogLine:
@@ -227,7 +230,7 @@ def _audited(run: Path) -> list[LogLine]:
     damaged = [LogLine(f"cannot be read: {one}", unusual=True) for one in found.problems]
     lines = _in_time(run, first, [*done, *damaged])
     best = policies_headline(run).text
-    return [*lines, LogLine(f"ways to choose judged: {best}", _last_record(run))] if best else lines
+    return [*lines, LogLine(f"ways to choose judged: {best}", _judged_at(run))] if best else lines
 
 
 def _context_done(setup: AuditSetup, context: int, rows: list[AuditRow]) -> LogLine:

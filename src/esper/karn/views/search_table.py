@@ -9,11 +9,22 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from esper.karn.views.damage import UNREADABLE, problem_of
-from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, texts
+from esper.karn.views.documents import (
+    Entries,
+    FileState,
+    entries,
+    file_state,
+    objects,
+    read_entries,
+    real,
+    text,
+    texts,
+)
 from esper.karn.views.documents import whole as integer
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
@@ -21,6 +32,7 @@ from esper.leyline.statistics import Estimate
 from esper.plotting.pareto import validation_front
 from esper.storage import run_files as f
 
+_FILES: Final = (f.GROW, f.SEARCH, f.RESULT)
 _NAMES: Final = {"lr": "rate", "augment": "augmentation", "start": "weights of run"}
 """Of entries of a recipe whose own names are no words."""
 _LIMITS: Final = (("params", "params"), ("macs", "macs"), ("latency_ms", "latency"))
@@ -74,6 +86,12 @@ class SearchTable:
 
 def read_search(run: Path) -> SearchTable:
     """Read a search; raises if its settings cannot be read, and notes which other part cannot."""
+    return _read_search(run, tuple(file_state(run / name) for name in _FILES))
+
+
+@lru_cache(maxsize=4)
+def _read_search(run: Path, states: tuple[FileState, ...]) -> SearchTable:
+    """Every view of a search reads the same files one after the other."""
     if not (run / f.GROW).exists():  # it is written a moment after the folder
         return SearchTable({}, (), {})
     info, problems = read_entries(run / f.GROW, f.GROW_SCHEMA), list[str]()
