@@ -7,6 +7,7 @@ second for each. Audits, which the lab writes: lab/tests/views/test_audit_views.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,12 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(kinds, kind, look, tmp_pa
     assert unnamed(kinds[kind], look, tmp_path / "damaged") == []
 
 
-def test_a_damaged_policy_leaves_the_others_and_says_its_name(compared):
-    path = sorted((compared / "policies").glob("*.json"))[0]
-    before = read_contenders(compared)
+def test_a_damaged_policy_leaves_the_others_and_says_its_name(compared, tmp_path):
+    run = shutil.copytree(compared, tmp_path / "run")
+    path = sorted((run / "policies").glob("*.json"))[0]
+    before = read_contenders(run)
     path.write_text("{")
-    *others, last = read_contenders(compared)
+    *others, last = read_contenders(run)
     assert last.label == f"{path.name}: cannot be read"
     assert len(others) == len(before) - 1
     assert {one.label for one in others} < {one.label for one in before}
