@@ -79,5 +79,6 @@ def _recorder(engine: VectorizedEngine, folder: Path) -> tuple[TelemetryHub, Tel
         rounds_total=1,
         batches_per_step=engine.spec.batches_per_step,
         batch_size=engine.spec.batch_size,
+        optim=engine.spec.optim,
     )
     return hub, listener

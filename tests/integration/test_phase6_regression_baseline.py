@@ -46,6 +46,7 @@ from esper.tamiyo.scripted import (
     legal_members,
     nearest_allowed,
 )
+from esper.tasks.spec import OptimSettings
 from esper.tolaria.env_factory import configure_slot_telemetry
 from loop_support import ANYTHING_GOES, same_agents, tiny_config, untimed
 
@@ -72,7 +73,8 @@ class Run:
         listeners = [
             TelemetryListener(
                 hub, TelemetryConfig(level), "cpu", ROUNDS,
-                batches_per_step=4, batch_size=32, anomalies=ANYTHING_GOES,
+                batches_per_step=4, batch_size=32, optim=OptimSettings(),
+                anomalies=ANYTHING_GOES,
             )
             for level, hub in hubs.items()
         ]  # fmt: skip
@@ -198,7 +200,8 @@ def scripted_run(executor: str) -> dict[str, Any]:
     listeners = [
         TelemetryListener(
             hub, TelemetryConfig(level), "cpu", ROUNDS,
-            batches_per_step=1, batch_size=16, anomalies=ANYTHING_GOES,
+            batches_per_step=1, batch_size=16, optim=OptimSettings(),
+                anomalies=ANYTHING_GOES,
         )
         for level, hub in hubs.items()
     ]  # fmt: skip

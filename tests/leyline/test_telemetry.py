@@ -36,7 +36,7 @@ from esper.leyline.payloads import (
     RunFinished,
     RunStatus,
 )
-from esper.leyline.records import MemberRestarted
+from esper.leyline.records import LearningRates, MemberRestarted
 
 TYPES = list(TelemetryEventType)
 GAP = {"member_N": [0], "reason_N": [300]}
@@ -123,7 +123,7 @@ def test_numpy_scalars_are_written_as_numbers():
 def test_every_payload_class_has_exactly_one_event_type():
     defined = {
         value
-        for value in [*vars(payloads).values(), BatchSummary, MemberRestarted]
+        for value in [*vars(payloads).values(), BatchSummary, LearningRates, MemberRestarted]
         if isinstance(value, type) and issubclass(value, Payload) and value is not Payload
     }
     listed = [kind.payload_class for kind in TYPES]
@@ -137,7 +137,7 @@ def test_the_events_of_the_design_exist():
         PPO_UPDATED ACTION_DISTRIBUTION MASK_HIT_RATES REWARD_SUMMARY THROUGHPUT PHASE_PROFILE
         GOVERNOR_PANIC GOVERNOR_ROLLBACK ANOMALY_DETECTED CHECKPOINT_SAVED CHECKPOINT_LOADED
         EPISODE_OUTCOME EPISODE_CURVE ROUND_CONTEXTS LAST_ACTION COUNTERFACTUAL_UNAVAILABLE
-        MEMBER_RESTARTED"""
+        LEARNING_RATES MEMBER_RESTARTED"""
     assert {kind.name for kind in TYPES} == set(design.split())
 
 

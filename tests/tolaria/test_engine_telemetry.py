@@ -15,6 +15,7 @@ from esper.leyline.payloads import EpisodeOutcome, SeedGerminated, SeedPruned, S
 from esper.leyline.telemetry import TelemetryConfig, TelemetryEvent, TelemetryLevel
 from esper.nissa import JsonlSink, MemorySink, TelemetryHub
 from esper.simic.telemetry.listener import TelemetryListener
+from esper.tasks.spec import OptimSettings
 from esper.tolaria.env_factory import configure_slot_telemetry
 
 SPEC = small_task(episode_length=8)
@@ -22,7 +23,9 @@ SPEC = small_task(episode_length=8)
 
 def run(hub: TelemetryHub, level: TelemetryLevel):
     config = TelemetryConfig(level=level)
-    listener = TelemetryListener(hub, config, "cpu", 1, batches_per_step=2, batch_size=16)
+    listener = TelemetryListener(
+        hub, config, "cpu", 1, batches_per_step=2, batch_size=16, optim=OptimSettings()
+    )
     engine = small_engine(SPEC, listener, seed=3, members=3)
     configure_slot_telemetry(engine.slot_events, config)
     engine.train(random_policy(3, SPEC), 1)

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import esper
 from esper.compare.comparison import ComparisonSettings, PolicyResult
 from esper.compare.config import Compare
 from esper.compare.policies import Identity
-from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.codec import LATER, Json, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.run_files import POLICIES as POLICIES
@@ -38,6 +38,8 @@ class SavedResult:
     """Label when it was computed; not part of its identity."""
     identity: Identity
     result: PolicyResult
+    ended: str = field(default="", metadata=LATER)
+    """When it was saved, in UTC."""
 
 
 class ReportPaths(NamedTuple):

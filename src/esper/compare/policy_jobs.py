@@ -19,6 +19,7 @@ from esper.compare.folder import SavedResult, read_result, result_path, save_res
 from esper.compare.host_runs import HostRunner, combine, draw_limits
 from esper.compare.policies import PolicyEntry, make_entry, with_untrained
 from esper.jobs.worker import Reporter
+from esper.storage.sessions import utc_now
 from esper.tamiyo.grammar import parse_all
 from esper.tasks.scoring import charge_length
 from esper.tasks.spec import TaskSpec
@@ -105,7 +106,7 @@ class PolicyJobs:
         if len(parts) < self._populations:
             return
         entry, whole = self._entries[job.policy], _combine_populations(parts)
-        save_result(self._folder, SavedResult(entry.label, entry.identity, whole))
+        save_result(self._folder, SavedResult(entry.label, entry.identity, whole, utc_now()))
         self.done += 1
         self._on_done(entry, whole, self.done)
 

@@ -1,11 +1,27 @@
-"""Settings of an optimiser."""
+"""Settings of an optimiser, and how learning rates fall."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, unknown_name
+
+Schedule = Literal["constant", "cosine"]
+
+
+def schedule_share(schedule: str, step: int, steps: int) -> float:
+    """Share of the first learning rate that a step has, counted from 0 of `steps`.
+
+    >>> schedule_share("cosine", 5, 10), schedule_share("constant", 5, 10)
+    (0.5, 1.0)
+    """
+    if schedule not in get_args(Schedule):
+        raise unknown_name("schedule", schedule, get_args(Schedule))
+    if not 0 <= step < steps:
+        raise EsperError(f"step {step}: valid are 0 to {steps - 1}")
+    return 0.5 * (1.0 + math.cos(math.pi * step / steps)) if schedule == "cosine" else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,19 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LearningRates(Payload):
+    """Learning rates of the members in the first step of an episode."""
+
+    host_rate_E: Doubles
+    """Of hosts and permanent seeds."""
+    seed_rate_E: Doubles
+    """Of seeds until they are permanent."""
+    schedule: str
+    """`constant` or `cosine`; it covers the steps that are left when a member begins, or restarts.
+    """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MemberRestarted(Payload):
     """Members that began anew at the end of a step."""
 

@@ -15,7 +15,7 @@ from typing import Final
 from esper.leyline import payloads as p
 from esper.leyline.codec import Json, read_enum, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.records import BatchSummary, MemberRestarted
+from esper.leyline.records import BatchSummary, LearningRates, MemberRestarted
 
 SCHEMA_VERSION: Final = 1
 """Increase when an event type or payload changes so that older readers would misread it."""
@@ -67,6 +67,7 @@ class TelemetryEventType(Enum):
     ROUND_COMPLETED = (BatchSummary, TelemetryLevel.MINIMAL)
     EPISODE_OUTCOME = (p.EpisodeOutcome, TelemetryLevel.MINIMAL)
     ROUND_CONTEXTS = (p.RoundContexts, TelemetryLevel.NORMAL)
+    LEARNING_RATES = (LearningRates, TelemetryLevel.NORMAL)
     EPISODE_CURVE = (p.EpisodeCurve, TelemetryLevel.NORMAL)
     STEP_COMPLETED = (p.StepCompleted, TelemetryLevel.DEBUG)
     LAST_ACTION = (p.LastAction, TelemetryLevel.DEBUG)

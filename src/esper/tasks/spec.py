@@ -20,7 +20,7 @@ from typing import (
 
 from esper.leyline.context import FIXED, ContextSpec
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.optim import OptimConfig
+from esper.leyline.optim import OptimConfig, Schedule, schedule_share
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
 from esper.leyline.user_errors import user_code
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from esper.leyline.compute import ExecutorName
     from esper.tasks.objectives import Objective
 
-Schedule = Literal["constant", "cosine"]
 Augmentation = Literal["none", "flip", "crop_flip"]
 
 
@@ -65,11 +64,7 @@ class OptimSettings(OptimConfig):
         >>> OptimSettings(host_lr=0.5, seed_lr=0.25, schedule="cosine").rates_at(5, 10)
         (0.25, 0.125)
         """
-        if not 0 <= step < episode_length:
-            raise EsperError(f"step {step}: valid are 0 to {episode_length - 1}")
-        share = 1.0
-        if self.schedule == "cosine":
-            share = 0.5 * (1.0 + math.cos(math.pi * step / episode_length))
+        share = schedule_share(self.schedule, step, episode_length)
         return self.host_lr * share, self.seed_lr * share
 
     def population_config(self, executor: ExecutorName = "auto") -> PopulationConfig:

@@ -172,3 +172,14 @@ def test_interface_never_imports_torch():
         "import sys; import esper.karn.tui.app, esper.scripts.tui; sys.exit('torch' in sys.modules)"
     )
     assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
+
+
+def test_a_search_has_its_log_with_rungs_and_what_is_unusual():
+    summary = views.RunSummary(Path("grown"), "grown", views.RunKind.GROW, views.RunState.FINISHED)
+    log = (views.LogLine("#0 planned", elapsed=0.0, round=0),
+           views.LogLine("#7 diverged", elapsed=75.0, round=2, unusual=True))  # fmt: skip
+    lines = shown(RunShot(summary, log=log), SMALL, ("4",)).splitlines()
+    (newest,) = [line for line in lines if "#7 diverged" in line]
+    (oldest,) = [line for line in lines if "#0 planned" in line]
+    assert newest.split() == ["1", "min", "15", "s", "rung", "2", "#7", "diverged"]
+    assert lines.index(newest) < lines.index(oldest), "newest first"

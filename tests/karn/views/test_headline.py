@@ -28,6 +28,17 @@ def test_the_pick_on_test_beside_its_gain_with_an_interval(tmp_path):
     ]  # fmt: skip
 
 
+def test_the_gain_of_the_pick_is_the_same_everywhere(tmp_path):
+    run = search_folder(tmp_path / "run")
+    write(run / "result.json", RESULT | {"gain": {"value": 0.12, "low": 0.04, "high": 0.2}})
+    summary = views.run_summary(run)
+    assert summary.result.gain is not None
+    (pick,) = [point for point in views.read_frontier(run) if point.is_pick]
+    assert (summary.result.gain.value, pick.gain) == (0.12, 0.12)
+    assert "+0.1200" in summary.headline
+    assert not hasattr(summary, "gain")
+
+
 def test_validation_is_called_validation(tmp_path):
     found = views.run_summary(search_folder(tmp_path / "run", has_result=False)).result
     assert found.basis is Basis.VALIDATION

@@ -77,7 +77,7 @@ def test_list_run_live_curves_kill_compare_report(own):
             assert zoom[0] in found, "the zoom stays"
             page.keyboard.press("Escape")
             page.locator("#life-lines svg[role=img]").wait_for()
-            assert page.locator("#events tbody tr").count() > 5
+            assert page.locator("#log tbody tr").count() > 5
 
             os.kill(run.pid, signal.SIGKILL)
             run.wait()
@@ -127,6 +127,9 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         assert page.locator("#frontier .network .mark[stroke-dasharray]").count() == 1, (
             "one is under way"
         )
+        log = page.locator("#log tbody tr")
+        assert "under way: 10 of 30 batches" in log.first.inner_text()
+        assert log.last.inner_text().startswith("0 s"), "newest first"
 
         write(run / "result.json", RESULT)
         lock.release()
@@ -144,6 +147,7 @@ def test_a_search_is_followed_from_its_first_run_to_its_judgement(tmp_path):
         assert page.locator(".headline").inner_text() == RESULT["verdict"]
         assert "test accuracy\n0.85" in result.inner_text()
         assert networks.count() == 2
+        assert "judged on test" in page.locator("#log").inner_text()
         assert "search.json" in page.locator("#lineage .problem").inner_text()
     assert messages == []
 
@@ -347,6 +351,8 @@ def test_a_comparison_keeps_its_baseline_and_folds_equal_settings_away(tmp_path)
         row = page.locator(".difference").first.locator("tbody tr").nth(1)
         for words in ("two", "+0.25 [", "no clear difference", "paired: the same 4 test samples"):
             assert words in row.inner_text(), words
+        beside = page.get_by_role("region", name="Runs side by side")
+        assert beside.get_by_role("row", name="gain +").inner_text() == "gain\t+0.1\t+0.1"
         assert page.locator("#settings .nested:visible").all_inner_texts() == ["params"]
         assert page.locator("#settings td.changed:visible").all_inner_texts() == ["501"]
         page.locator("#settings summary").click()
@@ -373,7 +379,7 @@ def test_pages_of_a_search_pass_axe_and_fit_a_phone(tmp_path, scheme):
         with server(tmp_path / "runs") as (address, _), browser(width, scheme) as page:
             for path, part in (
                 ("", "td.result"),
-                ("?tag=good&sort=name", "td.result"),
+                ("?tag=good&sort=name&col=gain&col=result", "td.result"),
                 (compared, ".difference"),
                 ("runs/grown", ".network"),
                 ("nowhere", "h1"),
@@ -384,6 +390,7 @@ def test_pages_of_a_search_pass_axe_and_fit_a_phone(tmp_path, scheme):
                     page.locator(".network .mark").first.click()
                     page.get_by_role("heading", name="Training loss").wait_for()
                 if path.startswith("?"):
+                    assert page.get_by_text("+0.1", exact=True).count() == 2
                     page.get_by_role("button", name="Columns").click()
                     page.locator("fieldset").nth(1).wait_for()
                 page.evaluate(AXE.read_text())

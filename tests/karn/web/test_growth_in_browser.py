@@ -65,6 +65,7 @@ def test_slots_fill_along_the_slider_as_the_records_say(runs):
     messages: list[str] = []
     growth = views.read_growth(runs / "ppo", 1, 0)
     assert growth.seeds
+    assert len(growth.rates) == growth.now
     with server(runs) as (address, _), browser(messages=messages) as page:
         opened(page, address, "?member=0")
         slider = page.get_by_label("Step of the episode")
@@ -75,6 +76,9 @@ def test_slots_fill_along_the_slider_as_the_records_say(runs):
             assert f"+{growth.added_params[step]:,} parameters" in (
                 page.locator("#story .growth-state").inner_text()
             )
+            rate = f"learning rate {growth.rates[step - 1].host:.3g}" if step else "learning rate"
+            said = page.locator("#story .growth-state").inner_text()
+            assert (rate in said) == bool(step)
             held = {
                 seed.slot: span.stage
                 for seed in growth.seeds
@@ -83,6 +87,7 @@ def test_slots_fill_along_the_slider_as_the_records_say(runs):
             }
             assert stages(page) == [held.get(slot, "DORMANT") for slot in growth.slots]
             page.keyboard.press("ArrowRight")
+        assert page.locator("#story .rate").count() == 1, "seeds have the same rate"
         told = page.locator("#story .told-one")
         assert told.count() == len(growth.told)
         told.first.focus()

@@ -118,7 +118,7 @@ def test_a_run_has_its_series_and_events(client):
     assert [point["round"] for point in found["learner"]] == [0, 1]
     assert [point["round"] for point in found["speed"]] == [0, 1]
     assert found["setup"][0]["members"] == 2
-    assert found["events"][-1]["type"] == "RUN_FINISHED"
+    assert found["events"][-1]["text"].startswith("the run ended: ")
     assert found["problems"] == {}
 
 
@@ -199,8 +199,8 @@ def test_a_socket_sends_everything_then_what_is_new_and_says_when_the_writer_is_
         with (run / "events.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         new = socket.receive_json()
-        assert [(event["type"], event["text"]) for event in new["events"]] == [
-            ("ANOMALY_DETECTED", "unusual: <b>")
+        assert [(event["unusual"], event["text"]) for event in new["events"]] == [
+            (True, "unusual: <b>")
         ]
         assert [point["round"] for point in new["rounds"]] == [0, 1]
         lock.release()

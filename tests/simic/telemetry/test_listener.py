@@ -46,6 +46,7 @@ from esper.leyline.records import PlanRecord
 from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
+from esper.tasks.spec import OptimSettings
 from loop_support import ANYTHING_GOES
 from payload_support import build
 
@@ -68,7 +69,7 @@ METRICS = build(PPOUpdateMetrics, {"head_entropy": (1.0,) * len(ActionHead)})
 
 def listener_of(hub: TelemetryHub, config: TelemetryConfig, **settings) -> TelemetryListener:
     sizes = {"rounds_total": 2, "batches_per_step": 8, "batch_size": 64}
-    sizes |= {"anomalies": ANYTHING_GOES}
+    sizes |= {"anomalies": ANYTHING_GOES, "optim": OptimSettings()}
     return TelemetryListener(hub, config, "cpu", **(sizes | settings))
 
 

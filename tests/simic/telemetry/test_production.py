@@ -27,6 +27,7 @@ from esper.simic.telemetry import anomaly, emitters, gradients
 from esper.simic.telemetry.anomaly import AnomalyConfig
 from esper.simic.telemetry.gradients import inspect_network
 from esper.simic.telemetry.listener import TelemetryListener
+from esper.tasks.spec import OptimSettings
 from loop_support import ANYTHING_GOES, same_agents, tiny_config, tiny_trainer, untimed
 
 OFF, MINIMAL, NORMAL, DEBUG = TelemetryLevel
@@ -68,7 +69,8 @@ class Watched:
         with TelemetryHub([self.sink], self.level) as hub:
             listener = TelemetryListener(
                 hub, config, "cpu", self.rounds,
-                batches_per_step=1, batch_size=16, anomalies=self.anomalies,
+                batches_per_step=1, batch_size=16, optim=OptimSettings(),
+                anomalies=self.anomalies,
             )  # fmt: skip
             self.trainer = tiny_trainer(
                 tiny_config(rounds=self.rounds), listeners=[diary, listener], hooks=self.hooks

@@ -41,6 +41,7 @@ from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage import atomic, manifest
 from esper.storage.sealed_json import seal
+from esper.tasks.spec import OptimSettings
 from loop_support import same_agents, tiny_config, tiny_task, untimed
 from resume_support import DEADLY, die_at
 from run_driver import EPISODE, small_run, small_trainer
@@ -433,7 +434,9 @@ def test_saved_every_k_rounds_at_the_best_score_and_at_the_end(tmp_path):
     sink = MemorySink()
     hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
     reported = TelemetryConfig(level=TelemetryLevel.NORMAL)
-    ear = TelemetryListener(hub, reported, "cpu", 8, batches_per_step=1, batch_size=16)
+    ear = TelemetryListener(
+        hub, reported, "cpu", 8, batches_per_step=1, batch_size=16, optim=OptimSettings()
+    )
     trainer = small_trainer(config, listeners=[ear])
     hook = CheckpointHook(CheckpointStore(tmp_path, keep=9), config, every=3)
     for done, record in enumerate(history, start=1):

@@ -17,6 +17,7 @@ from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training.config import PopulationConfig
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.tasks.spec import OptimSettings
 from graph_support import rerun_cache
 from loop_support import small_client, tiny_config, tiny_task, tiny_trainer
 from support import refused
@@ -25,7 +26,9 @@ from support import refused
 def listener(sink: MemorySink, rounds: int = 2) -> tuple[TelemetryHub, TelemetryListener]:
     hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
     config = TelemetryConfig(level=TelemetryLevel.NORMAL)
-    return hub, TelemetryListener(hub, config, "cpu", rounds, batches_per_step=1, batch_size=16)
+    return hub, TelemetryListener(
+        hub, config, "cpu", rounds, batches_per_step=1, batch_size=16, optim=OptimSettings()
+    )
 
 
 def test_a_round_is_rollout_then_update_then_hooks_and_events_say_what_was_learnt():

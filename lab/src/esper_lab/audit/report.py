@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
 from esper.storage.run_files import CONTENDERS
-from esper.storage.sealed_json import seal
+from esper.storage.sealed_json import checksum_of, seal
 from esper_lab.audit.bench import Bench
 from esper_lab.audit.frontier_picture import draw_frontier
 from esper_lab.audit.live_picture import collect_live_picks
@@ -77,11 +77,30 @@ def write_report(
     text = "\n\n".join(f"{title}\n\n{body}" for title, body in parts.items())
     files = tuple(path / name for name in (REPORT, TOPOLOGIES, SCORES))
     write_atomic(files[0], f"{text}\n".encode())
-    contenders = seal({"contenders": [*_contenders(regrets), *_live_contenders(live)]})
+    contenders = seal(
+        {
+            "contexts": _contexts(audit, regrets, settings),
+            "contenders": [*_contenders(regrets), *_live_contenders(live)],
+        }
+    )
     write_atomic(path / CONTENDERS, (json.dumps(contenders, indent=1) + "\n").encode())
     draw_frontier(files[1], collect_picks(bench, seed=settings.seed), (*shown.picks, *extra))
     draw_scores(files[2], regrets, f"{audit.info.task}: what choosing is worth")
     return AuditReport(regrets, text, files, live)
+
+
+def _contexts(audit: Audit, regrets: Regrets, settings: RegretSettings) -> list[Json]:
+    """A digest of each context: equal ones had the same data, hosts and prices."""
+    shared: dict[str, Json] = {
+        "task": audit.info.task,
+        "hosts": [audit.info.seed, audit.info.hosts],
+        "prices": [settings.seed, settings.draws, to_json(settings.terms)],
+    }
+    columns = [getattr(audit.contexts, one.name) for one in fields(audit.contexts)]
+    return [
+        checksum_of(shared | {"context": [number, *(column[number].item() for column in columns)]})
+        for number in regrets.context_C.tolist()
+    ]
 
 
 def _contenders(regrets: Regrets) -> list[Json]:
@@ -96,6 +115,7 @@ def _contenders(regrets: Regrets) -> list[Json]:
             "test": float(found.test_CD.mean()),
             "compute": float(found.compute_CD.mean()),
             "n": found.score_CD.size,
+            "score_C": found.score_C.tolist(),
         }
         for name, found in regrets.contenders.items()
     ]

@@ -1,4 +1,4 @@
-"""How one member grew: per slot the stages of its seeds, and above them their contributions."""
+"""How one member grew: its learning rate; per slot stages of its seeds, their contributions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from esper.karn.report.life_lines import life_bar, stage_legend
 from esper.karn.views.growth import Measurement, MemberGrowth, SeedGrowth
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
-from esper.plotting.line_plot import LEFT, RIGHT, Series, canvas, line_panel, nothing
-from esper.plotting.svg_axes import Scale, x_axis
+from esper.plotting.line_plot import (
+    DASHES,
+    LEFT,
+    RIGHT,
+    SERIES,
+    Series,
+    canvas,
+    line_panel,
+    nothing,
+)
+from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
+RATES_TOP: Final = 30.0
 PANEL: Final = 84.0
 BAR: Final = 34.0
 NORMAL: Final = 1.96
@@ -24,7 +34,7 @@ def growth_picture(growth: MemberGrowth) -> Markup:
     if not growth.seeds:
         return nothing("no seed was grown in this member, or seeds were not recorded")
     x = Scale(0.0, float(growth.steps), LEFT, RIGHT)
-    parts, top = [], 30.0
+    parts, top = [_rates(growth, x)], RATES_TOP + (PANEL + 26 if growth.rates else 0.0)
     for slot in growth.slots:
         seeds = [one for one in growth.seeds if one.slot == slot]
         height = (PANEL if any(one.measured for one in seeds) else 0.0) + BAR
@@ -36,6 +46,29 @@ def growth_picture(growth: MemberGrowth) -> Markup:
     )
     axis = x_axis(x, x.ticks(), 20.0, top, "steps done")
     return canvas(label, top + 86, axis, *parts, stage_legend(growth.seeds, top + 64))
+
+
+def _rates(growth: MemberGrowth, x: Scale) -> Markup:
+    """The rates of every step, from its beginning to its end; dashed: of seeds, if they differ."""
+    if not growth.rates:
+        return markup()
+    hosts = [(one.at, one.host) for one in growth.rates]
+    seeds = [(one.at, one.seed) for one in growth.rates]
+    curves = [hosts] if hosts == seeds else [hosts, seeds]
+    most = max(rate for curve in curves for _, rate in curve)
+    y = Scale(0.0, most or 1.0, RATES_TOP + PANEL, RATES_TOP)
+    title = "learning rate" if len(curves) == 1 else "learning rate of the host; dashed: of seeds"
+    lines = (
+        tag(
+            "polyline",
+            points=" ".join(f"{x(t):.1f},{y(v):.1f}" for at, v in curve for t in (at - 1, at)),
+            class_=f"{kind} path",
+            stroke_width=2.2,
+            stroke_dasharray=dash or "none",
+        )
+        for curve, kind, dash in zip(curves, SERIES, DASHES, strict=False)
+    )
+    return markup(y_axis(y, LEFT, RIGHT, title), *lines)
 
 
 def _slot(

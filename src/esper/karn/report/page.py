@@ -63,6 +63,8 @@ def page(run: Path) -> str:
     said = "".join(problems.attempt(lambda: [verdict(found)]))
     if found.problem and found.state is RunState.BROKEN:
         problems.add(found.problem)
+    for missing in views.left_out(run):
+        problems.add(missing)
     if not parts:  # nothing but the damage would be on the page
         raise EsperError("; ".join(problems.found) or f"{run} holds nothing to report")
     main = tag("main", _opening(found, said), *problems.section(), *parts)

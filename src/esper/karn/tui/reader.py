@@ -44,6 +44,8 @@ class RunShot:
     frontier: tuple[views.FrontierPoint, ...] = ()
     curves: tuple[views.NetworkCurve, ...] = ()
     contenders: tuple[views.Contender, ...] = ()
+    log: tuple[views.LogLine, ...] = ()
+    """Of runs that write no events."""
     problem: str = ""
     """Why a part is not up to date; empty if all are."""
 
@@ -102,7 +104,8 @@ class RunReader:
                 shot = replace(shot, problem=problem_of(error))
             else:
                 shot = replace(shot, **found)
-        return shot
+        missing = () if shot.problem else views.left_out(self.run)
+        return replace(shot, problem=missing[0]) if missing else shot
 
     def _parts(self, shot: RunShot) -> Mapping[str, Callable[[], object]]:
         """What to read, by field."""
@@ -123,6 +126,7 @@ class RunReader:
             "frontier": lambda: views.read_frontier(run),
             "curves": lambda: views.read_curves(run),
             "contenders": lambda: views.read_contenders(run),
+            "log": lambda: views.read_log(run),
         }
 
 

@@ -14,7 +14,7 @@ from textual.screen import Screen
 from textual.widgets import Footer
 
 from esper.karn.tui.contenders_table import ContendersTable
-from esper.karn.tui.event_list import EventList
+from esper.karn.tui.event_list import EventList, Log
 from esper.karn.tui.frontier_chart import FrontierChart
 from esper.karn.tui.learning_curve import LearningCurve
 from esper.karn.tui.life_lines import LifeLines
@@ -32,9 +32,9 @@ from esper.karn.views.damage import UNREADABLE, problem_of
 
 PANELS: Final[dict[RunKind, tuple[type[Panel], ...]]] = {
     RunKind.TRAIN: (LearningCurve, MembersTable, LifeLines, PolicyHealth, RunFacts, EventList),
-    RunKind.GROW: (FrontierChart, NetworksTable, RunFacts),
-    RunKind.COMPARE: (ContendersTable, RunFacts),
-    RunKind.AUDIT: (FrontierChart, NetworksTable, ContendersTable, RunFacts),
+    RunKind.GROW: (FrontierChart, NetworksTable, RunFacts, Log),
+    RunKind.COMPARE: (ContendersTable, RunFacts, Log),
+    RunKind.AUDIT: (FrontierChart, NetworksTable, ContendersTable, RunFacts, Log),
 }
 POLL_SECONDS: Final = 1.0
 WIDE: Final = 120

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from esper.karn.views.actions import RoundActions as RoundActions
     from esper.karn.views.actions import SlotCount as SlotCount
     from esper.karn.views.actions import read_actions as read_actions
+    from esper.karn.views.audit_records import left_out as left_out
     from esper.karn.views.contenders import Contender as Contender
     from esper.karn.views.contenders import read_contenders as read_contenders
     from esper.karn.views.contributions import Contribution as Contribution
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from esper.karn.views.kinds import kind_of as kind_of
     from esper.karn.views.lineage import LineageRun as LineageRun
     from esper.karn.views.lineage import read_lineage as read_lineage
+    from esper.karn.views.log import LogLine as LogLine
+    from esper.karn.views.log import log_of_events as log_of_events
+    from esper.karn.views.log import read_log as read_log
     from esper.karn.views.members import MemberState as MemberState
     from esper.karn.views.members import SlotState as SlotState
     from esper.karn.views.members import read_members as read_members

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from esper.karn.views.documents import listed, numbers, read_entries, text, whole
+from esper.karn.views.damage import UNREADABLE, problem_of
+from esper.karn.views.documents import (
+    FileState,
+    file_state,
+    listed,
+    numbers,
+    read_entries,
+    text,
+    whole,
+)
+from esper.karn.views.kinds import RunKind, kind_of
 from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
 
@@ -87,19 +97,55 @@ def context_files(run: Path) -> list[Path]:
     return [packed] if packed.exists() else sorted((run / f.RECORDS).glob("context-*.parquet"))
 
 
-def read_audit_rows(run: Path) -> Iterator[AuditRow]:
-    """Rows of all contexts that are done, one file in memory at a time."""
-    for path in context_files(run):
-        for row in _read(path):
-            yield AuditRow(
-                context=row["context"],
-                host=row["host"],
-                topology=row["topology"],
-                budget=row["budget"],
-                accuracies=tuple(row["accuracy"]),
-                computes=tuple(row["compute"]),
-                test=row["test"],
-            )
+@dataclass(frozen=True, slots=True)
+class AuditRows:
+    """Rows of all contexts that are done and can be read."""
+
+    rows: tuple[AuditRow, ...]
+    problems: tuple[str, ...]
+    """One line for each file that cannot be read."""
+
+
+def read_audit_rows(run: Path) -> tuple[AuditRow, ...]:
+    """Rows of the contexts that are done; a damaged file leaves the others."""
+    found = read_contexts(run)
+    if found.problems and not found.rows:
+        raise EsperError(found.problems[0])
+    return found.rows
+
+
+def left_out(run: Path) -> tuple[str, ...]:
+    """Why parts of a run are not in its views, which show the rest."""
+    return read_contexts(run).problems if kind_of(run) is RunKind.AUDIT else ()
+
+
+def read_contexts(run: Path) -> AuditRows:
+    """Rows of an audit, and what is damaged."""
+    return _read_all(tuple((path, file_state(path)) for path in context_files(run)))
+
+
+@lru_cache(maxsize=1)
+def _read_all(files: tuple[tuple[Path, FileState], ...]) -> AuditRows:
+    """Every view of an audit reads the same files one after the other."""
+    rows, problems = list[AuditRow](), list[str]()
+    for path, _ in files:
+        try:
+            rows += map(_row, _read(path))
+        except UNREADABLE as error:
+            problems.append(problem_of(error))
+    return AuditRows(tuple(rows), tuple(problems))
+
+
+def _row(row: dict[str, Any]) -> AuditRow:
+    return AuditRow(
+        context=row["context"],
+        host=row["host"],
+        topology=row["topology"],
+        budget=row["budget"],
+        accuracies=tuple(row["accuracy"]),
+        computes=tuple(row["compute"]),
+        test=row["test"],
+    )
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -108,5 +154,5 @@ def _read(path: Path) -> list[dict[str, Any]]:
         with path.open("rb") as raw, pq.ParquetFile(raw) as file:
             found: list[dict[str, Any]] = file.read(columns=list(_COLUMNS)).to_pylist()
             return found
-    except (pa.ArrowException, KeyError) as error:
+    except (pa.ArrowException, KeyError, OSError) as error:
         raise EsperError(f"{path}: not a file of an audit, or damaged ({error})") from None

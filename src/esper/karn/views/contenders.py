@@ -20,6 +20,7 @@ from esper.karn.views.documents import (
     text,
 )
 from esper.karn.views.kinds import RunKind, kind_of
+from esper.karn.views.sessions import seconds_of
 from esper.karn.views.setup import read_setup
 from esper.leyline.codec import read_record
 from esper.leyline.context import ContextSpec
@@ -52,6 +53,8 @@ class Contender:
     """Training compute in runs of the host."""
     seconds: float
     """Wall time of its episodes."""
+    ended: float = math.nan
+    """When it was complete, in seconds since 1970 (compare)."""
 
 
 _UNKNOWN = Estimate(math.nan, math.nan, math.nan)
@@ -146,6 +149,7 @@ def _policy(saved: Entries, reference: Entries | None, by_draw: bool) -> Contend
         macs=_mean(numbers(result, "macs_N")),
         compute=_mean(compute),
         seconds=float(sum(numbers(result, "seconds_G"))),
+        ended=seconds_of(text(saved, "ended")),
     )
 
 

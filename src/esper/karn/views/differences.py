@@ -16,7 +16,17 @@ import numpy as np
 
 from esper.karn.views.contenders import by_group, hosts_share_draws, read_contenders
 from esper.karn.views.damage import naming_damage, reader
-from esper.karn.views.documents import Entries, entries, numbers, read_entries, real, text, whole
+from esper.karn.views.documents import (
+    Entries,
+    entries,
+    numbers,
+    objects,
+    read_entries,
+    real,
+    text,
+    texts,
+    whole,
+)
 from esper.karn.views.kinds import RunKind
 from esper.karn.views.rounds import read_member_scores
 from esper.karn.views.search_table import read_search
@@ -63,7 +73,7 @@ class _Scores:
     """What two runs must share so that their values may be paired."""
     unit: str
     keys: tuple[str, ...] = ()
-    """Seed and number of each value: equal keys are the same host."""
+    """Seed and number of each value, digest of a context: equal keys are the same."""
     values: tuple[float, ...] = ()
     """Empty where only the estimate is recorded."""
     estimate: Estimate = _UNKNOWN
@@ -121,7 +131,8 @@ def _why_unpaired(ours: _Scores, theirs: _Scores) -> str:
         return f"{ours.pool_name} against {theirs.pool_name}"
     if not (ours.values and theirs.values):
         return f"values of single {ours.unit} are not recorded"
-    return "other seeds" if min(len(ours.values), len(theirs.values)) > 1 else "one value alone"
+    other = "other contexts" if ours.unit == "contexts" else "other seeds"
+    return other if min(len(ours.values), len(theirs.values)) > 1 else "one value alone"
 
 
 def _at(scores: _Scores, keys: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -238,9 +249,22 @@ def _compared(run: Path, summary: RunSummary, at: int) -> list[_Scores]:
 
 
 def _audited(run: Path, summary: RunSummary, at: int) -> list[_Scores]:
-    """Every way to choose of an audit's report, which has means alone."""
+    """Every way to choose of an audit's report; those that were trained have their mean alone."""
+    path = run / f.CONTENDERS
+    document = read_entries(path) if path.exists() else {}
+    keys = texts(document, "contexts")
+    values = {text(one, "name"): numbers(one, "score_C") for one in objects(document, "contenders")
+              if one.get("live") is not True}  # fmt: skip
     return [
-        _Scores(one.label, "score", f"task {summary.task}", "contexts", estimate=one.score)
+        _Scores(
+            one.label,
+            "score",
+            f"task {summary.task}",
+            "contexts",
+            keys=keys if len(of := values.get(one.label, [])) == len(keys) else (),
+            values=tuple(of) if len(of) == len(keys) else (),
+            estimate=one.score,
+        )
         for one in read_contenders(run)
     ]
 

@@ -19,6 +19,18 @@ Entries = Mapping[str, Json]
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+FileState = tuple[int, int, int]
+
+
+def file_state(path: Path) -> FileState:
+    """Changes whenever a file is written or replaced; zeros if there is none."""
+    try:
+        at = path.stat()
+    except OSError:
+        return 0, 0, 0
+    return at.st_mtime_ns, at.st_size, at.st_ino
+
+
 def read_entries(path: Path, schema: int | None = None) -> Entries:
     """Entries of a JSON file; raises in one line if it cannot be read or is of another schema."""
     document = read_document(path)

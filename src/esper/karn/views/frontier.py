@@ -5,7 +5,6 @@ Shape letters: C contexts, H hosts.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +19,11 @@ from esper.karn.views.documents import Entries, entries, objects, real, text, te
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.search_table import (
     SearchTable,
+    elapsed_seconds,
     gain,
     given_run,
     merit,
+    pick_gain,
     read_search,
     recipe_text,
     scored,
@@ -122,7 +123,7 @@ def _grown(run: Path) -> list[FrontierPoint]:
         }
     else:
         front = validation_frontier(within(search.rows, search.info))
-    live, elapsed = is_locked(run), _elapsed(search)
+    live, elapsed = is_locked(run), elapsed_seconds(search.rows)
     points = [
         replace(
             _point(row, judged.get(number, {}), search, live),
@@ -135,7 +136,7 @@ def _grown(run: Path) -> list[FrontierPoint]:
     ]
     if not points:
         search.require_whole()
-    return _with_gains(points, search.sign)
+    return _with_gains(points, search)
 
 
 def _rows_by_number(search: SearchTable) -> dict[int, Entries]:
@@ -152,12 +153,6 @@ def _as_row(record: Entries) -> Entries:
 
 def _host_of(search: SearchTable) -> int | None:
     return whole(entries(search.result, "host") or given_run(search.rows), "number")
-
-
-def _elapsed(search: SearchTable) -> dict[int | None, float]:
-    seconds = [real(row, "seconds") for row in search.rows]
-    sums = itertools.accumulate(0.0 if math.isnan(one) else one for one in seconds)
-    return {whole(row, "number"): at for row, at in zip(search.rows, sums, strict=True)}
 
 
 def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> FrontierPoint:
@@ -196,7 +191,7 @@ def _latency(one: Entries) -> Estimate:
     return Estimate(median, low, high)
 
 
-def _with_gains(points: list[FrontierPoint], sign: float) -> list[FrontierPoint]:
+def _with_gains(points: list[FrontierPoint], search: SearchTable) -> list[FrontierPoint]:
     """Points with what they gain over the model as given."""
     host = next((point for point in points if point.is_host), None)
     if host is None:
@@ -204,8 +199,10 @@ def _with_gains(points: list[FrontierPoint], sign: float) -> list[FrontierPoint]
     return [
         replace(
             point,
-            gain=gain(point.score.value, host.score.value, sign),
-            val_gain=gain(point.val_score, host.val_score, sign),
+            gain=pick_gain(search).value
+            if point.is_pick
+            else gain(point.score.value, host.score.value, search.sign),
+            val_gain=gain(point.val_score, host.val_score, search.sign),
         )
         for point in points
     ]
@@ -219,7 +216,7 @@ def read_best(run: Path) -> tuple[BestPoint, ...]:
     search = read_search(run)
     if not search.rows:
         search.require_whole()
-    elapsed, best, found = _elapsed(search), -math.inf, list[BestPoint]()
+    elapsed, best, found = elapsed_seconds(search.rows), -math.inf, list[BestPoint]()
     for row in scored(within(search.rows, search.info)):
         if merit(row) > best:
             best, number = merit(row), whole(row, "number")

@@ -18,6 +18,7 @@ from esper.karn.views.seeds import SeedLife, StageSpan, newest_seed_round, read_
 from esper.karn.views.sentences import TOLD_OF_MEMBERS, Sentence, member_sentences
 from esper.karn.views.setup import NO_SETUP, RunSetup, setup_of
 from esper.karn.views.tables import EventTables, Rounds, Row
+from esper.leyline.optim import schedule_share
 from esper.leyline.stages import BLENDED_STAGES, OCCUPIED_STAGES, SeedStage
 from esper.leyline.telemetry import TelemetryEventType
 
@@ -67,6 +68,17 @@ class MemberPoint:
 
 
 @dataclass(frozen=True, slots=True)
+class RatePoint:
+    """Learning rates of the step that was done last."""
+
+    at: int
+    host: float
+    """Of the host and permanent seeds."""
+    seed: float
+    """Of seeds until they are permanent."""
+
+
+@dataclass(frozen=True, slots=True)
 class MemberBrief:
     """A member to choose."""
 
@@ -100,6 +112,10 @@ class MemberGrowth:
     seeds: tuple[SeedGrowth, ...]
     points: tuple[MemberPoint, ...]
     """Empty unless every step was recorded."""
+    rates: tuple[RatePoint, ...]
+    """Empty where they are not recorded."""
+    stopped: bool
+    """It stopped training before the end: the last rates were not used."""
     told: tuple[Sentence, ...]
 
 
@@ -135,6 +151,8 @@ def read_growth(run: Path, at: int | None = None, member: int | None = None) -> 
         added_params=tuple(_added(seeds, done) for done in range(now + 1)),
         seeds=seeds,
         points=points,
+        rates=_rates(tables, only, chosen, steps)[:now],
+        stopped=_stopped(tables, only, chosen),
         told=_told(tables, only, chosen, setup),
     )
 
@@ -216,6 +234,29 @@ def _points(tables: EventTables, only: Rounds, member: int) -> tuple[MemberPoint
         if row["row"] == member
     }
     return tuple(found[step] for step in sorted(found))
+
+
+def _rates(tables: EventTables, only: Rounds, member: int, steps: int) -> tuple[RatePoint, ...]:
+    """Of all steps: by the schedule over what was left when the member began, at first or anew."""
+    rows = tables.rows(_Kind.LEARNING_RATES, (), only)
+    first = next((row for row in rows if row["row"] == member), None)
+    if first is None:
+        return ()
+    anew = tables.rows(_Kind.MEMBER_RESTARTED, ("member_N",), only)
+    begun = (0, *(row["step"] + 1 for row in anew if row["member_N"] == member))
+    began = (max(one for one in begun if one <= step) for step in range(steps))
+    shares = [
+        schedule_share(first["schedule"], step - one, steps - one) for step, one in enumerate(began)
+    ]
+    return tuple(
+        RatePoint(step + 1, share * first["host_rate_E"], share * first["seed_rate_E"])
+        for step, share in enumerate(shares)
+    )
+
+
+def _stopped(tables: EventTables, only: Rounds, member: int) -> bool:
+    rows = tables.rows(_Kind.ROUND_CONTEXTS, ("stopped_E",), only)
+    return any(row["stopped_E"] for row in rows if row["row"] == member)
 
 
 def _planted(

@@ -19,7 +19,7 @@ from esper.karn.views.contenders import Contender, judged_contenders, read_conte
 from esper.karn.views.damage import UNREADABLE
 from esper.karn.views.documents import Entries, entries, listed, read_entries, real
 from esper.karn.views.documents import whole as integer
-from esper.karn.views.search_table import SearchTable, gain, merit, scored, within
+from esper.karn.views.search_table import SearchTable, merit, pick_gain, scored, within
 from esper.leyline.statistics import Estimate
 from esper.plotting.numbers import number
 from esper.storage import run_files as f
@@ -109,15 +109,6 @@ def _of_pick(search: SearchTable, metric: str, pick: Entries) -> Headline:
         Fact("parameters", f"{params:,.0f}", f"{params / max(1.0, theirs):.2f} times yours")
     )
     return Headline(said, Basis.TEST, score, more if known else None, tuple(facts))
-
-
-def pick_gain(search: SearchTable) -> Estimate:
-    """How much better the pick is than the model as given, on the same test samples."""
-    pick, host, found = search.pick, entries(search.result, "host"), entries(search.result, "gain")
-    if found:
-        return Estimate(*(real(found, name) for name in ("value", "low", "high")))
-    apart = gain(real(pick, "test_score"), real(host, "test_score"), search.sign)
-    return Estimate(apart, math.nan, math.nan)
 
 
 # ---- train -------------------------------------------------------------------------------------

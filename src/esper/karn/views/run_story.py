@@ -134,7 +134,7 @@ def _samples(row: Entries) -> float:
 
 def ended_text(search: SearchTable, row: Entries, fate: Fate) -> str:
     """How a run ended and what became of it, in sentences."""
-    said = [_end(search, row, fate)]
+    said = [end_text(search, row, fate.under_way)]
     if row.get("diverged") is not True and math.isfinite(real(row, "score")):
         said.append(_rank(fate))
     if fate.is_refit:
@@ -143,7 +143,8 @@ def ended_text(search: SearchTable, row: Entries, fate: Fate) -> str:
     return " ".join(one for one in said if one)
 
 
-def _end(search: SearchTable, row: Entries, fate: Fate) -> str:
+def end_text(search: SearchTable, row: Entries, under_way: bool) -> str:
+    """How a run ended, in a sentence."""
     trained, batches = real(row, "trained"), real(entries(row, "recipe"), "batches")
     if row.get("diverged") is True:
         return f"Diverged within {trained:,.0f} batches."
@@ -154,7 +155,7 @@ def _end(search: SearchTable, row: Entries, fate: Fate) -> str:
     if status == "planned":
         return "Not started: the search ended before." if over else "Not trained yet."
     of = f"{trained:,.0f} of {batches:,.0f} batches"
-    if fate.under_way:
+    if under_way:
         return f"Under way: {of}."
     return f"Cut by the time after {of}." if over else f"Interrupted after {of}."
 

@@ -5,20 +5,34 @@ The table is there from the first run on, the result once networks are judged on
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from esper.karn.views.damage import UNREADABLE, problem_of
-from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, texts
+from esper.karn.views.documents import (
+    Entries,
+    FileState,
+    entries,
+    file_state,
+    objects,
+    read_entries,
+    real,
+    text,
+    texts,
+)
 from esper.karn.views.documents import whole as integer
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
+from esper.leyline.statistics import Estimate
 from esper.plotting.pareto import validation_front
 from esper.storage import run_files as f
 
+_FILES: Final = (f.GROW, f.SEARCH, f.RESULT)
 _NAMES: Final = {"lr": "rate", "augment": "augmentation", "start": "weights of run"}
 """Of entries of a recipe whose own names are no words."""
 _LIMITS: Final = (("params", "params"), ("macs", "macs"), ("latency_ms", "latency"))
@@ -72,6 +86,12 @@ class SearchTable:
 
 def read_search(run: Path) -> SearchTable:
     """Read a search; raises if its settings cannot be read, and notes which other part cannot."""
+    return _read_search(run, tuple(file_state(run / name) for name in _FILES))
+
+
+@lru_cache(maxsize=4)
+def _read_search(run: Path, states: tuple[FileState, ...]) -> SearchTable:
+    """Every view of a search reads the same files one after the other."""
     if not (run / f.GROW).exists():  # it is written a moment after the folder
         return SearchTable({}, (), {})
     info, problems = read_entries(run / f.GROW, f.GROW_SCHEMA), list[str]()
@@ -91,6 +111,15 @@ def read_search(run: Path) -> SearchTable:
 def gain(score: float, reference: float, sign: float) -> float:
     """How much better a score is than another one; positive is better."""
     return sign * (score - reference)
+
+
+def pick_gain(search: SearchTable) -> Estimate:
+    """How much better the pick is than the model as given, on the same test samples."""
+    pick, host, found = search.pick, entries(search.result, "host"), entries(search.result, "gain")
+    if found:
+        return Estimate(*(real(found, name) for name in ("value", "low", "high")))
+    apart = gain(real(pick, "test_score"), real(host, "test_score"), search.sign)
+    return Estimate(apart, math.nan, math.nan)
 
 
 def merit(row: Entries) -> float:
@@ -117,6 +146,13 @@ def validation_frontier(rows: Sequence[Entries]) -> set[int | None]:
     merits, sizes = [merit(row) for row in some], [real(row, "params") for row in some]
     front = validation_front(merits, sizes, [real(row, "loss") for row in some])
     return {integer(some[index], "number") for index in front}
+
+
+def elapsed_seconds(rows: Sequence[Entries]) -> dict[int | None, float]:
+    """Seconds of training until the end of every run, one after another in their order."""
+    seconds = [real(row, "seconds") for row in rows]
+    sums = itertools.accumulate(0.0 if math.isnan(one) else one for one in seconds)
+    return {integer(row, "number"): at for row, at in zip(rows, sums, strict=True)}
 
 
 def given_run(rows: Sequence[Entries]) -> Entries:

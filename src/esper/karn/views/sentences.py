@@ -36,6 +36,7 @@ IN_FIGURES: Final = frozenset(
         "EPISODE_CURVE",
         "EPISODE_OUTCOME",
         "LAST_ACTION",
+        "LEARNING_RATES",
         "MASK_HIT_RATES",
         "PHASE_PROFILE",
         "REWARD_SUMMARY",
@@ -323,6 +324,11 @@ def _contexts(row: Entries, names: RunSetup) -> str:
     )
 
 
+def _rates(row: Entries, names: RunSetup) -> str:
+    rate = _mean(row, "host_rate_E", ".3g")
+    return rate and f"{_members(row, 'host_rate_E')} began at a learning rate of {rate} on average"
+
+
 def _curve(row: Entries, names: RunSetup) -> str:
     known = [one for one in numbers(row, "accuracy_T") if math.isfinite(one)]
     return f"accuracy went from {known[0]:.1%} to {known[-1]:.1%}" if known else ""
@@ -432,6 +438,7 @@ _OF_ALL: Final[Mapping[str, _Say]] = MappingProxyType(
         "ROUND_COMPLETED": _round_completed,
         "EPISODE_OUTCOME": _outcomes,
         "ROUND_CONTEXTS": _contexts,
+        "LEARNING_RATES": _rates,
         "EPISODE_CURVE": _curve,
         "STEP_COMPLETED": _step_completed,
         "LAST_ACTION": _last_action,

@@ -45,11 +45,11 @@ def read_sessions(path: Path) -> tuple[RunSession, ...]:
     """Sessions of the training run in a folder, oldest first."""
     return tuple(
         RunSession(
-            started=_seconds_of(text(one, "started")),
+            started=seconds_of(text(one, "started")),
             from_round=whole(one, "from_round") or 0,
             end=text(one, "end"),
             failure=text(one, "failure"),
-            ended=_seconds_of(text(one, "ended")),
+            ended=seconds_of(text(one, "ended")),
         )
         for one in objects(read_entries(path / RUN), "sessions")
     )
@@ -63,7 +63,7 @@ def read_work_sessions(path: Path) -> tuple[RunSession, ...]:
 
 
 def _work_session(one: Entries) -> RunSession:
-    started = _seconds_of(text(one, "started"))
+    started = seconds_of(text(one, "started"))
     return RunSession(
         started=started,
         from_round=whole(one, "before") or 0,
@@ -76,10 +76,10 @@ def _work_session(one: Entries) -> RunSession:
     )
 
 
-def _seconds_of(stamp: str) -> float:
+def seconds_of(stamp: str) -> float:
     """Seconds since 1970 of a time in UTC as run folders have it; NaN if it is not one.
 
-    >>> _seconds_of("1970-01-01 00:01:00")
+    >>> seconds_of("1970-01-01 00:01:00")
     60.0
     """
     try:

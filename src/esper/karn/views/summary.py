@@ -24,7 +24,7 @@ from esper.karn.views.headline import (
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
 from esper.karn.views.live import read_live, under_way
 from esper.karn.views.rounds import numbered
-from esper.karn.views.search_table import gain, read_search
+from esper.karn.views.search_table import read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
@@ -99,8 +99,6 @@ class RunSummary:
     """What was judged; before that what training or validation says so far."""
     verdict: str = ""
     """Outcome in one sentence (grow)."""
-    gain: float | None = None
-    """Test score of the pick over that of the model as given; positive is better (grow)."""
     tags: tuple[str, ...] = ()
     """Words that people gave it (`esper runs tag`)."""
     resume: str = ""
@@ -309,7 +307,6 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         score=_known(real(pick, "test_score")),
         params=whole(pick, "params"),
         host_score=_known(real(host, "test_score")),
-        gain=_known(gain(real(pick, "test_score"), real(host, "test_score"), search.sign)),
         metric=text(info, "metric"),
         result=search_headline(search),
         verdict=text(search.result, "verdict"),

@@ -2,9 +2,9 @@
 
 A message is one JSON object. `run` is in every one, and all of it if only what is under way has
 moved. Series (`rounds`, `learner`, ...) hold points by round that replace those from their first
-round on; `frontier`, `lineage`, `best`, `curves`, `notes` and `contenders` replace what was there;
-`events`, sentences on them, are added. A part that cannot be read is named in `problems` with the
-reason, and the others are there all the same.
+round on; `frontier`, `lineage`, `best`, `curves`, `notes`, `log` and `contenders` replace what was
+there; `events`, lines of the log of training, are added. A part that cannot be read is named in
+`problems` with the reason, and the others are there all the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from esper.karn.views.follow import RunCursor, RunUpdate
 from esper.karn.views.kinds import RunKind
 from esper.karn.views.plain import to_plain
 from esper.karn.views.rounds import RoundPoint
-from esper.karn.views.sentences import UNUSUAL
 from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
 from esper.storage import run_files as f
@@ -32,7 +31,9 @@ OVERLAP: Final = 2
 MAX_CURVES: Final = 60
 """Curves of networks in a message, those with the highest scores."""
 MAX_EVENTS: Final = 100
-"""Sentences on events in a message, the newest."""
+"""Lines on events in a message, the newest."""
+MAX_LINES: Final = 500
+"""Lines of another log, the newest."""
 LAST_EVENTS: Final = 5 * MAX_EVENTS
 """Events that are read for the first message: many of them are in figures and not told."""
 
@@ -57,7 +58,7 @@ class RunFeed:
         self._newest = dict.fromkeys(_SERIES, -1)
         self._problems: dict[str, Json] = {}
         self._judged_at = 0
-        self._notes: Json = None
+        self._sent: dict[str, Json] = {}
         self._setup: views.RunSetup | None = None
 
     def first(self) -> dict[str, Json]:
@@ -100,9 +101,8 @@ class RunFeed:
         return found | self._judged()
 
     def _told(self, events: Sequence[views.EventLine]) -> Json:
-        """The newest events that a list shows, as sentences."""
-        told = views.recent_sentences(events, self._setup)
-        return [_sentence_entry(one) for one in told[-MAX_EVENTS:]]
+        """The newest events that a log shows."""
+        return to_plain(views.log_of_events(events, self._setup)[-MAX_EVENTS:])
 
     def _judged(self) -> dict[str, Json]:
         """How the learner was judged, if that is new: its file holds the whole history, too."""
@@ -128,7 +128,13 @@ class RunFeed:
     def _search(self) -> dict[str, Json]:
         run = self._run
         curves = self._read("curves", lambda: views.read_curves(run))
-        return self._new_notes() | {
+        notes = to_plain(self._read("notes", lambda: views.read_notes(run)))
+        log = self._read("log", lambda: views.read_log(run))
+        if missing := views.left_out(run):
+            self._problems["left_out"] = "; ".join(missing)
+        large = self._new("notes", notes) | self._new("log", to_plain(log[-MAX_LINES:]))
+        return large | {
+            "log_total": len(log),
             "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
             "lineage": to_plain(self._read("lineage", lambda: views.read_lineage(run))),
             "best": to_plain(self._read("best", lambda: views.read_best(run))),
@@ -137,13 +143,12 @@ class RunFeed:
             "contenders": to_plain(self._read("contenders", lambda: views.read_contenders(run))),
         }
 
-    def _new_notes(self) -> dict[str, Json]:
-        """Text about a search, if it is new: the script of the pick is among it."""
-        notes = to_plain(self._read("notes", lambda: views.read_notes(self._run)))
-        if notes == self._notes:
+    def _new(self, name: str, value: Json) -> dict[str, Json]:
+        """A large part of a message, if it is new."""
+        if self._sent.get(name) == value:
             return {}
-        self._notes = notes
-        return {"notes": notes}
+        self._sent[name] = value
+        return {name: value}
 
     def _read(self, name: str, reader: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         """A part of the run; empty, with the reason in `problems`, if it cannot be read."""
@@ -164,16 +169,6 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
         return list(points)
     last = len(points) - 1
     return [points[round(i * last / (most - 1))] for i in range(most)]
-
-
-def _sentence_entry(one: views.Sentence) -> Json:
-    return {
-        "type": one.type,
-        "round": one.round,
-        "time": to_plain(one.time),
-        "text": one.text,
-        "unusual": one.type in UNUSUAL,
-    }
 
 
 def _repeats(rounds: Sequence[RoundPoint], newest: int) -> bool:

@@ -48,7 +48,7 @@ from esper.leyline.payloads import (
     StepCompleted,
     Throughput,
 )
-from esper.leyline.records import BatchSummary, MemberRestarted, Rollout, StepRecord
+from esper.leyline.records import BatchSummary, LearningRates, MemberRestarted, Rollout, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.signals import CounterfactualGap, PanicKind
 from esper.leyline.stage_masks import IS_LIVE, IS_OCCUPIED
@@ -64,6 +64,8 @@ from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from esper.tasks.spec import OptimSettings
 
 _Kind = TelemetryEventType
 
@@ -289,6 +291,17 @@ def emit_restarts(hub: TelemetryHub, device: str, record: StepRecord) -> None:
         seeds_removed_N=IS_OCCUPIED[seen.slots.stage_ES[anew]].sum(axis=1),
         spent_N=seen.context.spent_E[anew],
     )
+    _emit_step_event(hub, device, record, payload)
+
+
+def emit_learning_rates(
+    hub: TelemetryHub, device: str, record: StepRecord, optim: OptimSettings
+) -> None:
+    """Emit what the rates of the members begin with, after the first step of an episode."""
+    if record.signals.step != 0 or not hub.records(_Kind.LEARNING_RATES):
+        return
+    factor_E = record.signals.context.learning_rate_E
+    payload = LearningRates(optim.host_lr * factor_E, optim.seed_lr * factor_E, optim.schedule)
     _emit_step_event(hub, device, record, payload)
 
 

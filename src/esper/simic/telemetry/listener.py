@@ -49,6 +49,7 @@ from esper.simic.telemetry.anomaly import (
 )
 from esper.simic.telemetry.gradients import NetworkHealth
 from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
+from esper.tasks.spec import OptimSettings
 from esper.tolaria.device_info import gpu_memory
 
 _Kind = TelemetryEventType
@@ -89,7 +90,7 @@ class TelemetryListener:
     """Emits the events of a run to a hub.
 
     listener = TelemetryListener(hub, config, "cpu", rounds_total=100, batches_per_step=8,
-                                 batch_size=64)
+                                 batch_size=64, optim=spec.optim)
     listener.run_started(started)
     engine = VectorizedEngine(..., listener=listener)
     """
@@ -103,6 +104,7 @@ class TelemetryListener:
         *,
         batches_per_step: int,
         batch_size: int,
+        optim: OptimSettings,
         tally: RunTally | None = None,
         anomalies: AnomalyConfig | None = None,
     ) -> None:
@@ -112,6 +114,7 @@ class TelemetryListener:
         self.rounds_total = rounds_total
         self.batches_per_step = batches_per_step
         self.batch_size = batch_size
+        self.optim = optim
         self.tally = tally or RunTally()
         self._learner = _LearnerFigures()
         self._slots = emitters.SlotTelemetry()
@@ -224,6 +227,7 @@ class TelemetryListener:
             self._emit_last_action(record, record.result.outcome, self._totals)
         emitters.emit_governor(self.hub, self.device, record)
         emitters.emit_restarts(self.hub, self.device, record)
+        emitters.emit_learning_rates(self.hub, self.device, record, self.optim)
         emitters.emit_counterfactuals(self.hub, self.device, record)
         self._emit_gaps(record)
         emitters.emit_step_completed(self.hub, self.device, record)

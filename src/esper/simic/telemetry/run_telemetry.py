@@ -48,6 +48,7 @@ class RunTelemetry:
                 rounds,
                 batches_per_step=spec.batches_per_step,
                 batch_size=spec.batch_size,
+                optim=spec.optim,
                 tally=tally,
             )
             for hub in hubs

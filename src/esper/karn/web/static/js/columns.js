@@ -15,7 +15,7 @@ const BUILT_IN = {
   score: { label: "score", value: (run) => run.score, number: true },
   metric: { label: "metric", value: (run) => run.metric },
   params: { label: "parameters", value: (run) => run.params, number: true },
-  gain: { label: "gain", value: (run) => run.gain, show: (run) => (run.gain === null ? "" : signed(run.gain)), number: true, title: "over your model, on test" },
+  gain: { label: "gain", value: (run) => run.result.gain?.value ?? null, show: (run) => (run.result.gain ? signed(run.result.gain.value) : ""), number: true, title: "of what was judged, over your model (grow), the same networks from the start (train), the reference (compare, audit)" },
   progress: { label: "progress", value: (run) => run.progress, show: (run) => (run.unit ? progressText(run) : ""), key: (run) => run.done, descends: true },
   seconds: { label: "duration", value: (run) => run.seconds, show: (run) => (run.seconds === null ? "" : duration(run.seconds)), number: true },
   created: { label: "created (UTC)", value: (run) => run.created, descends: true },

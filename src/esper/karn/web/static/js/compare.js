@@ -238,7 +238,7 @@ function sideBySide(runs, baseline) {
     ["kind", (run) => run.kind], ["progress", (run) => (run.unit ? progressText(run) : "-")], ["task, model", (run) => run.task || "-"],
     ["policy", (run) => run.policy || "-"], ["seed", (run) => String(run.seed ?? "-")],
     ["result", (run) => run.headline || "-"], ["parameters", beside("params", number)],
-    ["gain over your model", (run) => (run.gain === null ? "-" : signed(run.gain))], ["duration", (run) => duration(run.seconds)],
+    ["gain", (run) => signed(run.result.gain?.value)], ["duration", (run) => duration(run.seconds)],
   ].filter(([, value]) => runs.some((run) => value(run.data.run) !== "-"));
   return {
     columns: [{ label: "run" }, ...runs.map((run) => ({ label: `${run.data.run.name}${run.id === baseline ? " (baseline)" : ""}` }))],

@@ -5,7 +5,7 @@ import { Drawing } from "./axes.js";
 import { clear, el, setText } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { number } from "./format.js";
-import { changes, paramsAt, pointAt, pointsText, slotAt } from "./growth_state.js";
+import { changes, paramsAt, pointAt, pointsText, rateAt, rateText, slotAt } from "./growth_state.js";
 import { networkDrawing } from "./network_drawing.js";
 import { Scrubber } from "./scrubber.js";
 import { seedLanes, stageLegend } from "./seed_lanes.js";
@@ -111,6 +111,7 @@ export class Growth {
     move(this.scrubber.step);
     const hasError = this.found.seeds.some((seed) => seed.measured.length);
     const notes = [hasError ? "Above a life line: accuracy that is lost without the seed, in points, with 95 % intervals." : "",
+      this.found.stopped ? "This member stopped training before the end of the episode; the last learning rates were not used." : "",
       this.found.points.length ? "" : "Accuracy of single members is recorded with --step-events."].filter(Boolean);
     return [picture, stageLegend(this.found.seeds), ...notes.map((text) => el("p", { class: "note" }, text))];
   }
@@ -142,9 +143,10 @@ export class Growth {
     const { slots, now } = this.found;
     return {
       columns: [{ label: "steps done", number: true }, { label: "accuracy", number: true },
-        { label: "added parameters", number: true }, ...slots.map((slot) => ({ label: slot }))],
+        { label: "added parameters", number: true }, { label: "learning rate", number: true }, ...slots.map((slot) => ({ label: slot }))],
       rows: Array.from({ length: now + 1 }, (_, step) => [
         String(step), number(pointAt(this.found, step)?.accuracy), number(paramsAt(this.found, step)),
+        rateText(rateAt(this.found, step)) || "-",
         ...slots.map((slot) => slotText(this.found, slot, step))]),
     };
   }
@@ -162,7 +164,8 @@ function stateText(growth, step) {
   const added = paramsAt(growth, step);
   const seeds = growth.slots.filter((slot) => slotAt(growth, slot, step)?.isHeld).length;
   const point = pointAt(growth, step);
+  const rate = rateText(rateAt(growth, step));
   const times = growth.host_params ? ` (${number((growth.host_params + added) / growth.host_params, 3)} × the host)` : "";
   return [`Member ${growth.member}, step ${step} of ${growth.steps}: ${seeds} seed${seeds === 1 ? "" : "s"}`,
-    `+${number(added)} parameters${times}`, point ? `accuracy ${(100 * point.accuracy).toFixed(1)}\u00a0%` : ""].filter(Boolean).join(", ");
+    `+${number(added)} parameters${times}`, point ? `accuracy ${(100 * point.accuracy).toFixed(1)}\u00a0%` : "", rate ? `learning rate ${rate}` : ""].filter(Boolean).join(", ");
 }

@@ -1,5 +1,7 @@
 // What the slots of a member hold at a step, from the life lines of its seeds.
 
+import { number } from "./format.js";
+
 const HELD = new Set(["GERMINATED", "TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "PLANTED"]);
 const WORKS = new Set(["BLENDING", "HOLDING", "FOSSILIZED", "PLANTED"]);
 
@@ -33,6 +35,17 @@ export function paramsAt(growth, step) {
 
 export function pointAt(growth, step) {
   return growth.points.find((point) => point.at === step) ?? null;
+}
+
+// Of the step that was done last.
+export function rateAt(growth, step) {
+  return growth.rates.find((rate) => rate.at === step) ?? null;
+}
+
+// `0.05`, and that of seeds where it is another one.
+export function rateText(rate) {
+  if (!rate) return "";
+  return rate.seed === rate.host ? number(rate.host, 3) : `${number(rate.host, 3)} (seeds ${number(rate.seed, 3)})`;
 }
 
 // Steps at which something happened, in order.

@@ -1,25 +1,40 @@
-// What was said about a run, newest first: the events of training.
+// What happened in a run, newest first: the events of training, the runs of a search, policies.
 
-import { el } from "./dom.js";
-import { clock, number } from "./format.js";
+import { el, setText } from "./dom.js";
+import { clock, duration, number } from "./format.js";
+
+const time = ["time (UTC)", (line) => clock(line.time)];
+const FORMS = {
+  train: { title: "Last events", columns: [time, ["round", (line) => number(line.round === null ? null : line.round + 1)]] },
+  grow: { title: "Log", columns: [["training time", (line) => duration(line.elapsed)], ["rung", (line) => number(line.round)]] },
+  compare: { title: "Log", columns: [time] },
+  audit: { title: "Log", columns: [time] },
+};
 
 export class LogFigure {
-  constructor() {
+  constructor(kind) {
+    const { title, columns } = FORMS[kind];
+    this.kind = kind;
+    this.columns = columns;
+    this.shown = null;
     this.body = el("tbody", {});
-    this.box = el("div", { class: "table-box events", tabindex: "0", role: "region", "aria-label": "Last events" },
-      el("table", {}, el("thead", {}, el("tr", {}, ...["time (UTC)", "round", "what happened"]
-        .map((text) => el("th", { scope: "col" }, text)))), this.body));
+    this.box = el("div", { class: "table-box events", tabindex: "0", role: "region", "aria-label": `${title}, table` },
+      el("table", {}, el("thead", {}, el("tr", {}, ...columns.map(([name]) => el("th", { scope: "col", class: "num" }, name)),
+        el("th", { scope: "col" }, "what happened"))), this.body));
     this.note = el("p", { class: "note" });
-    this.node = el("section", { class: "figure wide", id: "events" }, el("h2", {}, "Last events"), this.note, this.box);
+    this.node = el("section", { class: "figure wide", id: "log", "aria-labelledby": "log-title" }, el("h2", { id: "log-title" }, title), this.note, this.box);
   }
 
-  update(data) {
-    const problem = data.problems.events;
-    this.node.hidden = !data.events.length && !problem;
-    this.note.textContent = problem ? `Cannot be read: ${problem}` : "Newest first.";
+  update({ events, log, log_total: total, problems }) {
+    const lines = this.kind === "train" ? events : log;
+    const problem = problems.log ?? problems.events;
+    const newest = total > lines.length ? `The newest ${lines.length} of ${total}, the last one first.` : "Newest first.";
+    this.node.hidden = !lines.length && !problem;
+    setText(this.note, problem ? `Cannot be read: ${problem}` : newest);
     this.note.className = problem ? "problem" : "note";
-    this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", { class: event.unusual ? "unusual" : null },
-      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round === null ? null : event.round + 1)),
-      el("th", { scope: "row" }, event.text))));
+    if (lines === this.shown) return; // nothing moves for those who read
+    this.shown = lines;
+    this.body.replaceChildren(...lines.slice().reverse().map((line) => el("tr", { class: line.unusual ? "unusual" : null },
+      ...this.columns.map(([, value]) => el("td", { class: "num" }, value(line))), el("th", { scope: "row" }, line.text))));
   }
 }

@@ -32,16 +32,16 @@ class RunPage {
     this.result = new Result();
     this.underWay = new UnderWay();
     this.nothingYet = new NothingYet();
-    this.log = new LogFigure();
     this.report = el("a", { class: "button", hidden: true, href: `/runs/${id}/report` }, "Report");
     this.compare = el("a", { class: "button", href: `/compare?run=${id}` }, "Compare with ...");
     this.figures = el("div", { class: "figures" });
     this.notes = new Notes();
+    this.logBox = el("div", { class: "figures" }); // shown before the figures have anything to draw
     main().append(
       el("div", { class: "run-head" }, this.title, this.state, this.tags, el("span", { class: "spacer" }), this.report, this.compare),
       this.result.node, this.headline, this.sentence, this.resume, this.connection,
       el("div", { class: "run-progress" }, this.bar, this.done), this.underWay.node,
-      this.facts, this.nothingYet.node, this.figures, this.notes.node);
+      this.facts, this.nothingYet.node, this.figures, this.logBox, this.notes.node);
   }
 
   take(message, first) {
@@ -58,9 +58,9 @@ class RunPage {
     const make = this.data.run.kind === "train" ? trainingFigures : searchFigures;
     this.parts = make(id, this.data);
     this.figures.append(...this.parts.map((part) => part.node));
-    if (this.data.run.kind !== "train") return;
-    this.parts.push(this.log); // shown before the figures have anything to draw
-    main().append(el("div", { class: "figures" }, this.log.node));
+    const log = new LogFigure(this.data.run.kind);
+    this.parts.push(log);
+    this.logBox.append(log.node);
   }
 
   head() {

@@ -1,7 +1,7 @@
 // What is known of a run, from the messages of its feed.
 
 const SERIES = ["rounds", "learner", "speed", "actions", "anomalies"];
-const REPLACED = ["run", "frontier", "lineage", "best", "curves", "curves_total", "notes", "contenders"];
+const REPLACED = ["run", "frontier", "lineage", "best", "curves", "curves_total", "notes", "contenders", "log", "log_total"];
 const MAX_EVENTS = 200;
 const MAX_POINTS = 4000;
 
@@ -23,6 +23,8 @@ export class RunData {
     this.curves_total = 0;
     this.contenders = [];
     this.events = [];
+    this.log = [];
+    this.log_total = 0;
   }
 
   // `first`: the message holds everything.
@@ -36,7 +38,7 @@ export class RunData {
   }
 
   addEvents(events) {
-    const key = (event) => `${event.time} ${event.type} ${event.round} ${event.text}`;
+    const key = (event) => `${event.time} ${event.round} ${event.text}`;
     const known = new Set(this.events.map(key));
     this.events = [...this.events, ...events.filter((event) => !known.has(key(event)))]
       .slice(-MAX_EVENTS);

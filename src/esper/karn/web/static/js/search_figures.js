@@ -24,7 +24,7 @@ class FrontierFigure {
 
   update(data) {
     const groups = [{ label: "", points: data.frontier, place: 0 }];
-    this.figure.show(this.plot.source(groups), { problem: data.problems.frontier });
+    this.figure.show(this.plot.source(groups), { problem: data.problems.frontier ?? data.problems.left_out });
   }
 }
 
@@ -58,7 +58,7 @@ class NetworkCurveFigure {
     const note = this.note + (series.length > FEW
       ? `The ${FEW} with the best scores; the table has ${series.length} of ${data.curves_total}.` : "");
     this.figure.show({ draw: (node) => this.curves.show(node, top), table: source.table },
-      { problem: data.problems.curves, note });
+      { problem: data.problems.curves ?? data.problems.left_out, note });
   }
 }
 

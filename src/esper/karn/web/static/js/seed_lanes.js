@@ -9,13 +9,15 @@ import { seriesColour } from "./theme.js";
 
 const LEFT = 58;
 const PANEL = 104;
+const RATES = 74;
 const LANE = 104;
 const NORMAL = 1.96; // standard errors of a 95 % interval
 const BAR = 12;
 
 // `onSeed(text)`: a seed was pointed at or focused; `onStep(step)`: the axis was clicked.
 export function seedLanes(growth, width, { onSeed, onStep }) {
-  const above = growth.points.length > 1 ? PANEL : 0;
+  const rates = growth.rates.length ? RATES : 0;
+  const above = rates + (growth.points.length > 1 ? PANEL : 0);
   const height = above + growth.slots.length * LANE + 52;
   const box = { left: LEFT, right: width - 14, top: 6, bottom: height - 44 };
   const x = linear([0, growth.steps], [box.left, box.right]);
@@ -23,7 +25,8 @@ export function seedLanes(growth, width, { onSeed, onStep }) {
     width, height, role: "group", "aria-label": `Life lines of the seeds of member ${growth.member}`,
     click: (event) => onStep(stepAt(event, picture, growth, box)),
   }, xAxis(x, box, "steps done"));
-  if (above) picture.append(...accuracyPanel(growth, x, box));
+  if (rates) picture.append(...ratePanel(growth, x, box));
+  if (above > rates) picture.append(...accuracyPanel(growth, x, box, rates));
   const y = contributionScale(growth);
   growth.slots.forEach((slot, i) => {
     const top = above + i * LANE;
@@ -108,13 +111,27 @@ function contribution(seed, top, x, y) {
       svg("title", {}, `${seed.blueprint} in ${seed.slot}, step ${p.one.at}: ${pointsText(p.one)} (± 1 standard error)`)))];
 }
 
-function accuracyPanel(growth, x, box) {
+// The rates of every step, from its beginning to its end.
+function ratePanel(growth, x, box) {
+  const names = growth.rates.some((point) => point.seed !== point.host) ? ["host", "seed"] : ["host"];
+  const inner = { left: box.left, right: box.right, top: 24, bottom: RATES - 10 };
+  const most = Math.max(...growth.rates.flatMap((point) => names.map((name) => point[name])));
+  const y = linear([0, most || 1], [inner.bottom, inner.top]);
+  const title = names.length > 1 ? "learning rate of the host; dashed: of seeds" : "learning rate";
+  return [yAxis(y, inner, { count: 2 }), svg("text", { class: "label", x: inner.left, y: 16 }, title),
+    ...names.map((name, i) => svg("path", {
+      class: "rate", d: growth.rates.map((point, j) => `${j ? "L" : "M"}${x(point.at - 1)} ${y(point[name])}H${x(point.at)}`).join(""),
+      fill: "none", stroke: seriesColour(i), "stroke-width": 1.8, "stroke-dasharray": i ? "5 4" : null,
+    }))];
+}
+
+function accuracyPanel(growth, x, box, top) {
   const curves = ["accuracy", "train_accuracy"].map((name) =>
     growth.points.filter((point) => point[name] !== null).map((point) => [point.at, point[name]]));
-  const inner = { left: box.left, right: box.right, top: 24, bottom: PANEL - 12 };
+  const inner = { left: box.left, right: box.right, top: top + 24, bottom: top + PANEL - 12 };
   const y = linear(valueRange(curves.flat().map(([, value]) => ({ value, low: null, high: null }))), [inner.bottom, inner.top]);
   const title = "accuracy, held out; dashed: on train batches";
-  return [yAxis(y, inner, { count: 3 }), svg("text", { class: "label", x: inner.left, y: 16 }, title),
+  return [yAxis(y, inner, { count: 3 }), svg("text", { class: "label", x: inner.left, y: top + 16 }, title),
     ...curves.map((points, i) => svg("path", {
       d: points.map(([at, value], j) => `${j ? "L" : "M"}${x(at)} ${y(value)}`).join(""),
       fill: "none", stroke: seriesColour(i), "stroke-width": 1.8, "stroke-dasharray": i ? "5 4" : null,
