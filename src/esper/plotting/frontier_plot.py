@@ -10,7 +10,7 @@ from typing import Final
 from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
-from esper.plotting.line_plot import LEFT, RIGHT, canvas, finite, nothing, score_scale, within
+from esper.plotting.line_plot import LEFT, RIGHT, canvas, finite, nothing, score_scale, whisker
 from esper.plotting.pareto import frontier
 from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
@@ -92,10 +92,7 @@ def _mark(dot: Dot, x: float, y: float, *inside: str) -> Markup:
 
 def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
     at, ends = x(dot.params), finite(dot.score.low, dot.score.high)
-    bar = []
-    if len(ends) == 2:
-        low, high = (within(end, y) for end in ends)
-        bar = [tag("line", x1=at, x2=at, y1=low, y2=high, class_=f"{dot.kind} bar")]
+    bar = [whisker(*ends, y, at, f"{dot.kind} bar")] if len(ends) == 2 else []
     words = f"{dot.label}: {dot.params:,.0f} parameters, {dot.score.value:.4f}"
     return markup(*bar, _mark(dot, at, y(dot.score.value), tag("title", words)))
 

@@ -172,6 +172,19 @@ def test_one_round_is_a_point_and_none_is_a_sentence():
     assert "nothing was recorded" in line_plot([], "round", "score", "label")
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "arrows"), [(0.45, 0.55, 0), (-9.0, 0.55, 1), (-9.0, 9.0, 2)]
+)
+def test_arrow_where_an_interval_leaves_the_axis(low, high, arrows):
+    wide = Estimate(0.5, low, high)
+    dots = [Dot("a", 100.0, wide, "front"), Dot("b", 200.0, Estimate(0.6, 0.55, 0.65), "front")]
+    (path, *_) = re.findall(r'<path d="([^"]+)" class="front bar"', frontier_plot(dots, "score"))
+    assert path.count("L") == 2 * arrows, "two strokes each"
+    band = Series("a", tuple((float(at), wide) for at in range(3)))
+    found = "".join(re.findall(r'<path d="([^"]+)"', line_plot([band], "round", "score", "label")))
+    assert found.count("L") == 2 * arrows, "one of each side of a band that is cut"
+
+
 def test_long_tables_are_thinned_and_say_so():
     rows = [(str(i),) for i in range(5 * MAX_ROWS)]
     kept, note = thinned(rows)
