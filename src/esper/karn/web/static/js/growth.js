@@ -21,8 +21,8 @@ export class Growth {
     this.addControls();
     this.figure = new Figure("story", "How a member grew", { controls: this.controls, wide: true });
     this.state = el("p", { class: "growth-state" });
-    this.network = el("div", { class: "network-plot" });
-    this.lanes = el("div", {});
+    this.network = el("div", { class: "network-plot picture-row" });
+    this.lanes = el("div", { class: "picture-row" });
     this.readout = el("p", { class: "seed-readout" }, "Point at a life line, or Tab to it, for its figures. A click moves the slider.");
     this.told = el("ol", { class: "told" });
     this.scrubber = new Scrubber((step) => this.moveTo(step));
