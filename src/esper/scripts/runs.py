@@ -212,9 +212,7 @@ def _gain(run: RunSummary) -> str:
 
 
 def _other_row(run: RunSummary) -> list[str]:
-    of = "" if run.total is None else f"/{run.total:,.0f}"
-    done = f"{run.done:,.0f}{of} {run.unit}" if run.unit else "-"
-    return [run.name, run.state.value, done, run.headline or "-", _created(run)]
+    return [run.name, run.state.value, run.amount or "-", run.headline or "-", _created(run)]
 
 
 def _time(run: RunSummary) -> str:

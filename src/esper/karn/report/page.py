@@ -15,7 +15,7 @@ from esper.karn.views.damage import UNREADABLE, problem_of, reader
 from esper.leyline.errors import EsperError
 from esper.plotting.durations import duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
-from esper.plotting.numbers import interval, number
+from esper.plotting.numbers import interval
 from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
 
@@ -100,13 +100,10 @@ def _section(title: str, parts: Sequence[Markup]) -> Markup:
 
 
 def _opening(found: RunSummary, said: str) -> Markup:
-    timed = found.unit == "minutes"
-    amount = (lambda value: duration(60 * value)) if timed else number
-    total = "" if found.total is None else f"of {amount(found.total)}"
     facts = [
         *((fact.name, fact.value, fact.beside) for fact in found.result.facts),
         ("state", found.state.value, found.problem),
-        (found.unit or "progress", amount(found.done), total),
+        ("progress", found.amount if found.unit else "-", ""),
         ("time", duration(found.seconds), f"started {found.created} UTC"),
     ]
     cards = [
@@ -149,8 +146,7 @@ def _training_verdict(found: RunSummary) -> str:
 
 def _contender_verdict(found: RunSummary) -> str:
     if not found.headline:
-        total = "" if found.total is None else f" of {found.total:g}"
-        return f"{found.kind} of {found.task}: {found.done:g}{total} {found.unit} done"
+        return f"{found.kind} of {found.task}: {found.amount} done"
     gain = found.result.gain
     if gain is None or gain.low != gain.low:
         return found.headline

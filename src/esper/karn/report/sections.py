@@ -77,10 +77,10 @@ def _picture(drawn: Markup, caption: str) -> Markup:
 def _learning(run: Path) -> Section:
     """Scores by round."""
     rounds = views.read_rounds(run)
-    scores = Series("score", tuple((p.round + 1.0, p.score) for p in rounds))
+    scores = Series("training score", tuple((p.round + 1.0, p.score) for p in rounds))
     accuracy = Series("accuracy, held out", tuple((p.round + 1.0, p.accuracy) for p in rounds))
-    head = ("round", "score (95 %)", "accuracy (95 %)", "train accuracy", "added parameters",
-            "seeds grown", "made permanent", "pruned", "rollbacks", "restarts",
+    head = ("round", "training score (95 %)", "accuracy (95 %)", "train accuracy",
+            "added parameters", "seeds grown", "made permanent", "pruned", "rollbacks", "restarts",
             "seconds")  # fmt: skip
     rows = [
         (str(p.round + 1), interval(p.score), interval(p.accuracy), number(p.train_accuracy),
@@ -89,10 +89,10 @@ def _learning(run: Path) -> Section:
          number(p.seconds))
         for p in rounds
     ]  # fmt: skip
-    label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"
+    label = f"Training score and accuracy of {len(rounds)} rounds; the table below has the values"
     return "Learning curve", [
         _picture(
-            line_plot([scores, accuracy], "round", "score, accuracy", label),
+            line_plot([scores, accuracy], "round", "training score, accuracy", label),
             "Means over the members of a round; bands are 95 % intervals.",
         ),
         _as_table("Rounds", head, rows),

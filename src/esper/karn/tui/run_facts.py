@@ -45,8 +45,7 @@ def _shortened(name: str, value: str, width: int) -> Text:
 
 def _budget(shot: RunShot, room: int) -> list[tuple[str, str]]:
     run = shot.summary
-    of = f" of {number(run.total)}" if run.total else ""
-    rows = [("done", f"{number(run.done)}{of} {run.unit}"), ("time", duration(run.seconds))]
+    rows = [("done", run.amount), ("time", duration(run.seconds))]
     if run.seconds_left is not None:
         rows.append(("time left", duration(run.seconds_left)))
     for fact in run.result.facts:

@@ -22,10 +22,12 @@ from esper.karn.views.search_table import (
     SearchTable,
     gain,
     given_run,
+    is_cut,
     merit,
     read_search,
     recipe_text,
     scored,
+    settled,
     validation_frontier,
     within,
 )
@@ -175,19 +177,13 @@ def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> Fr
         on_frontier=False,
         is_host=False,
         is_pick=False,
-        under_way=live and _is_cut(row),
+        under_way=live and is_cut(row),
         recipe=recipe_text(row),
         parent="" if parent is None else str(parent),
         latency=_latency(judged or row),
         length=search.length(row),
         seconds=real(row, "seconds"),
     )
-
-
-def _is_cut(row: Entries) -> bool:
-    """Whether a run was judged before its end."""
-    batches = real(entries(row, "recipe"), "batches")
-    return text(row, "status") == "cut" and real(row, "trained") < batches
 
 
 def _latency(one: Entries) -> Estimate:
@@ -220,7 +216,7 @@ def read_best(run: Path) -> tuple[BestPoint, ...]:
     if not search.rows:
         search.require_whole()
     elapsed, best, found = _elapsed(search), -math.inf, list[BestPoint]()
-    for row in scored(within(search.rows, search.info)):
+    for row in settled(within(search.rows, search.info), is_locked(run)):
         if merit(row) > best:
             best, number = merit(row), whole(row, "number")
             found.append(

@@ -104,6 +104,17 @@ def scored(rows: Sequence[Entries]) -> list[Entries]:
     return [row for row in rows if row.get("diverged") is not True and merit(row) > -math.inf]
 
 
+def settled(rows: Sequence[Entries], live: bool) -> list[Entries]:
+    """Runs whose validation score stays: while a search is live, not those under way."""
+    return [row for row in scored(rows) if not (live and is_cut(row))]
+
+
+def is_cut(row: Entries) -> bool:
+    """Whether a run was judged before its end."""
+    batches = real(entries(row, "recipe"), "batches")
+    return text(row, "status") == "cut" and real(row, "trained") < batches
+
+
 def within(rows: Sequence[Entries], info: Entries) -> list[Entries]:
     """Runs whose networks the budget allows."""
     budget = entries(info, "budget")

@@ -292,14 +292,14 @@ def _run_finished(row: Entries, names: RunSetup) -> str:
     dropped = whole(row, "events_dropped")
     return _joined(
         f"the run ended: {text(row, 'status').lower()} after {_many(row, 'rounds_done', 'round')}",
-        _after("best score", _figure(row, "best_score", ".3f")),
+        _after("best training score", _figure(row, "best_score", ".3f")),
         f"{dropped} events dropped" if dropped else "",
     )
 
 
 def _round_completed(row: Entries, names: RunSetup) -> str:
     return _joined(
-        _after("round completed: score", _figure(row, "mean_score", ".3f")),
+        _after("round completed: training score", _figure(row, "mean_score", ".3f")),
         _after("best member", _figure(row, "max_score", ".3f")),
         _after("accuracy", _figure(row, "mean_accuracy", ".1%")),
         _figure(row, "mean_added_params", "+,.0f", " parameters"),

@@ -28,6 +28,8 @@ from esper.karn.views.search_table import gain, read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
+from esper.plotting.durations import duration
+from esper.plotting.numbers import number
 from esper.storage import run_files as f
 from esper.storage.atomic import require_folder
 from esper.storage.folder_lock import is_locked
@@ -125,6 +127,18 @@ class RunSummary:
         if self.pace is None or not self.total or self.progress == 1.0:
             return None
         return self.pace * self.total * (1.0 - (self.progress or 0.0))
+
+    @property
+    def amount(self) -> str:
+        """How much is done, as `2 of 3 rounds` or `38 s of 10 min 0 s`."""
+        is_time = self.unit == "minutes"
+        done, *total = (
+            duration(60.0 * value) if is_time else number(value)
+            for value in (self.done, self.total)
+            if value is not None
+        )
+        of = f" of {total[0]}" if total else ""
+        return f"{done}{of}" if is_time else f"{done}{of} {self.unit}".rstrip()
 
     @property
     def headline(self) -> str:
@@ -311,7 +325,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         host_score=_known(real(host, "test_score")),
         gain=_known(gain(real(pick, "test_score"), real(host, "test_score"), search.sign)),
         metric=text(info, "metric"),
-        result=search_headline(search),
+        result=search_headline(search, running),
         verdict=text(search.result, "verdict"),
     )
 

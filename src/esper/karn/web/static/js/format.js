@@ -99,11 +99,6 @@ export function stateSentence(run) {
   }
 }
 
-export function progressText(run) {
-  const done = `${number(run.done, 3)}`;
-  return run.total ? `${done} of ${number(run.total, 3)} ${run.unit}` : `${done} ${run.unit}`;
-}
-
 export function topologyText(point) {
   const slots = point.topology || [];
   const noSeeds = point.origin === "given" ? "your model" : point.variant ? "" : "host";

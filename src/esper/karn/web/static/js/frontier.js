@@ -12,7 +12,7 @@ const HEIGHT = 300;
 const BOX = { left: 52, top: 30, bottom: HEIGHT - 44 };
 const LETTER = 6.6; // width of a letter of a label, about
 const LABEL_PLACES = [[9, -7], [-9, -7], [9, 15], [-9, 15], [9, 4], [-9, 4]];
-const KINDS = [["pick", "pick"], ["host", "host"], ["frontier", "on the frontier"], ["other", "other"],
+const KINDS = [["pick", "pick"], ["model", "your model"], ["host", "host"], ["frontier", "on the frontier"], ["other", "other"],
   ["grown", "grown, or chosen"], ["static", "planted from the start"]];
 
 // groups: [{label, points, place}]
@@ -103,13 +103,13 @@ export function policyPoints(contenders) {
 function kindOf(point) {
   if (point.kind) return point.kind;
   if (point.is_pick) return "pick";
-  if (point.is_host) return "host";
+  if (point.is_host) return point.origin === "given" ? "model" : "host";
   return point.on_frontier ? "frontier" : "other";
 }
 
 function mark(kind, x, y, ink) {
   const common = { stroke: ink, "stroke-width": 2, fill: kind === "other" || kind === "static" ? "none" : ink, class: "mark" };
-  if (kind === "host") return svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, ...common });
+  if (kind === "host" || kind === "model") return svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, ...common });
   if (kind === "pick") {
     return svg("path", { d: `M${x} ${y - 8}L${x + 8} ${y}L${x} ${y + 8}L${x - 8} ${y}Z`, ...common });
   }
@@ -146,7 +146,7 @@ function names(points, x, y, box) {
       const place = [left, height + down - 10, left + width, height + down + 3];
       if (left < box.left || place[2] > box.right || place[1] < box.top - 8 || taken.some((other) => overlap(place, other))) continue;
       taken.push(place);
-      found.push(svg("text", { class: "label", x: at + right, y: height + down, "text-anchor": right < 0 ? "end" : "start" }, p.name));
+      found.push(svg("text", { class: "label over", x: at + right, y: height + down, "text-anchor": right < 0 ? "end" : "start" }, p.name));
       break;
     }
   }
@@ -159,7 +159,7 @@ function overlap(one, other) {
 
 function frontierTable(groups) {
   const several = groups.length > 1;
-  const roles = (p) => [p.is_pick && "pick", p.is_host && "host", p.on_frontier && "frontier"]
+  const roles = (p) => [p.is_pick && "pick", p.is_host && (p.origin === "given" ? "your model" : "host"), p.on_frontier && "frontier"]
     .filter(Boolean).join(", ");
   return {
     columns: [

@@ -2,7 +2,7 @@
 // policy of the pages lets no image be made from data, so shapes are painted one by one.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity",
+const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity", "paint-order",
   "font-family", "font-size", "font-weight", "text-anchor"];
 const UNSEEN = new Set(["title", "desc"]);
 
@@ -116,7 +116,13 @@ function paintText(context, node, style) {
   context.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
   context.textAlign = { middle: "center", end: "right" }[style.textAnchor] ?? "left";
   context.fillStyle = style.fill;
-  context.fillText(ownText(node), Number(node.getAttribute("x") ?? 0), Number(node.getAttribute("y") ?? 0));
+  const [x, y] = ["x", "y"].map((name) => Number(node.getAttribute(name) ?? 0));
+  if (style.stroke !== "none") {
+    context.strokeStyle = style.stroke;
+    context.lineWidth = parseFloat(style.strokeWidth);
+    context.strokeText(ownText(node), x, y);
+  }
+  context.fillText(ownText(node), x, y);
 }
 
 // Without that of its tooltip.
