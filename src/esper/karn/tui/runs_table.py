@@ -54,7 +54,7 @@ def _row(run: RunSummary) -> tuple[Text, ...]:
         _result(run),
         Text(run.name),
         Text(", ".join(run.tags)),
-        Text(run.created or UNKNOWN),
+        Text(run.created_short or UNKNOWN),
     )
 
 

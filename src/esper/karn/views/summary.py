@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -130,8 +131,12 @@ class RunSummary:
 
     @property
     def amount(self) -> str:
-        """How much is done, as `2 of 3 rounds` or `38 s of 10 min 0 s`."""
+        """How much is done, as `2 of 3 rounds` or `38 s of 10 min 0 s`; of a search that ended
+        within its time, only that time.
+        """
         is_time = self.unit == "minutes"
+        if is_time and self.state is RunState.FINISHED:
+            return duration(60.0 * self.done)
         done, *total = (
             duration(60.0 * value) if is_time else number(value)
             for value in (self.done, self.total)
@@ -139,6 +144,12 @@ class RunSummary:
         )
         of = f" of {total[0]}" if total else ""
         return f"{done}{of}" if is_time else f"{done}{of} {self.unit}".rstrip()
+
+    @property
+    def created_short(self) -> str:
+        """When it was made, to the minute and without the year; other text as it is."""
+        found = re.fullmatch(r"\d{4}-(\d\d-\d\d \d\d:\d\d):\d\d", self.created)
+        return found[1] if found else self.created
 
     @property
     def headline(self) -> str:
