@@ -10,7 +10,16 @@ from typing import Final
 from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
-from esper.plotting.line_plot import LEFT, RIGHT, canvas, finite, nothing, score_scale, whisker
+from esper.plotting.line_plot import (
+    LEFT,
+    RIGHT,
+    canvas,
+    finite,
+    nothing,
+    score_scale,
+    whisker,
+    within,
+)
 from esper.plotting.pareto import frontier
 from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
@@ -39,7 +48,8 @@ class Dot:
 
 
 WORDS: Final = {
-    "pick": "the pick", "host": "the host", "front": "grown or chosen", "static": "static",
+    "pick": "the pick", "host": "host", "front": "grown, or chosen",
+    "static": "planted from the start",
 }  # fmt: skip
 
 
@@ -104,6 +114,9 @@ def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[Markup]:
     """Labels where they cover nothing; one that finds no place is left to the table."""
     spots = [(x(dot.params), y(dot.score.value)) for dot in dots]
     taken: list[_Box] = [(at - 5, height - 5, at + 5, height + 5) for at, height in spots]
+    for dot, (at, _) in zip(dots, spots, strict=True):
+        low, high = (within(end, y) for end in (dot.score.low, dot.score.high))
+        taken += [(at - 2, high, at + 2, low)] if math.isfinite(low + high) else []
     found = []
     for dot, (at, height) in zip(dots, spots, strict=True):
         word = shorten(dot.label, 26)
@@ -116,7 +129,7 @@ def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[Markup]:
                 taken.append(box)
                 anchor = "end" if right < 0 else "start"
                 found.append(tag("text", word, x=at + right, y=height + down, text_anchor=anchor,
-                                 class_="note"))  # fmt: skip
+                                 class_="note name"))  # fmt: skip
                 break
     return found
 

@@ -20,6 +20,7 @@ from esper.karn.report.page import page, write_page
 from esper.karn.report.sections import MAX_ROWS, thinned
 from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
+from esper.plotting.html import STYLE
 from esper.plotting.line_plot import Series, line_plot, score_scale
 from esper.plotting.numbers import interval
 from esper.scripts import report, show
@@ -170,6 +171,14 @@ def test_one_round_is_a_point_and_none_is_a_sentence():
     one = Series("score", ((1.0, Estimate(0.5, 0.4, 0.6)),))
     assert "<circle" in line_plot([one], "round", "score", "label")
     assert "nothing was recorded" in line_plot([], "round", "score", "label")
+
+
+def test_kinds_of_policies_have_a_look_that_both_themes_show():
+    dots = [Dot(kind, 100.0, Estimate(0.5, 0.4, 0.6), kind) for kind in ("host", "front", "static")]
+    plot = frontier_plot(dots, "score")
+    for kind in ("host", "front", "static"):
+        assert f'class="{kind}"' in plot
+        assert re.search(rf"\.{kind} {{ stroke: var\(--[a-z]+\);", STYLE), kind
 
 
 @pytest.mark.parametrize(

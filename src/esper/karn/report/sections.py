@@ -66,9 +66,11 @@ def _as_table(
     )
 
 
-def _picture(drawn: Markup, caption: str) -> Markup:
-    """A plot with its caption."""
-    return tag("figure", drawn, tag("figcaption", caption))
+def _picture(drawn: Markup, caption: str, kind: str = "plot") -> Markup:
+    """A plot with its caption; on a phone it is scrolled, so that its texts can be read."""
+    about = caption.partition(";")[0].partition(".")[0]
+    plot = tag("section", drawn, class_=kind, tabindex="0", aria_label=about)
+    return tag("figure", plot, tag("figcaption", caption))
 
 
 # ---- training ----------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
 def _topologies(run: Path) -> Section:
     """Topologies of an audit by size and test score."""
     found = views.read_frontier(run)
-    words = {"host": "the host", "front": "on the frontier", "static": "others"}
+    words = {"host": "host", "front": "on the frontier", "others": "others"}
     dots = [Dot(_seed_names(one), one.params, one.score, _kind(one)) for one in found]
     head = ("network", "test (interval)", "validation", "parameters", "MACs", "number")
     rows = [
@@ -362,7 +364,7 @@ def _topologies(run: Path) -> Section:
 def _kind(one: views.FrontierPoint) -> str:
     if one.is_host:
         return "host"
-    return "front" if one.on_frontier else "static"
+    return "front" if one.on_frontier else "others"
 
 
 _GROWN: Final = {
@@ -423,7 +425,7 @@ def _lineage(run: Path) -> Section:
         "length; dotted, something was changed; green, the way to the pick."
     )
     return "Lineage", [
-        _picture(lineage.lineage_plot(found), note),
+        _picture(lineage.lineage_plot(found), note, "plot tall"),
         _as_table("Runs", head, rows, (1, 6)),
     ]
 

@@ -138,6 +138,8 @@ function groupMarks(group, points, x, y, box) {
 function names(points, x, y, box) {
   const spots = points.map((p) => ({ p, at: x(p.params), height: y(p.score.value) }));
   const taken = spots.map(({ at, height }) => [at - 6, height - 6, at + 6, height + 6]);
+  const bars = spots.filter(({ p }) => p.score.low !== null && p.score.high !== null);
+  taken.push(...bars.map(({ p, at }) => [at - 2, Math.max(box.top, y(p.score.high)), at + 2, Math.min(box.bottom, y(p.score.low))]));
   const found = [];
   for (const { p, at, height } of spots.filter((spot) => spot.p.name)) {
     const width = LETTER * p.name.length;
