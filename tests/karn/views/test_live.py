@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from esper.karn import views
 from esper.karn.views.live import read_live, under_way
 from esper.leyline.codec import to_json
+from esper.scripts import show
 from esper.storage.folder_lock import FolderLock, lock_holder
 from esper.storage.live import STALE_SECONDS, LiveRecord
 from esper.storage.run_files import LIVE
@@ -44,6 +46,19 @@ def test_a_run_says_how_far_it_is_between_two_records(run):
         "training: 3 of 9 runs done, 2 under way, best validation score 0.8000"
     )
     assert (found.progress, found.seconds_left) == (0.25, 40.0)
+
+
+def test_show_says_how_long_the_rest_takes(run, capsys):
+    keep(run, seconds_left=75.0)
+    assert show.main([str(run)]) == 0
+    assert re.search(r"^time left +about 1 min 15 s$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_an_amount_of_minutes_is_a_duration(run):
+    found = replace(views.run_summary(run), unit="minutes", done=0.63, total=10.0)
+    assert found.amount == "38 s of 10 min 0 s"
+    assert replace(found, state=views.RunState.FINISHED).amount == "38 s"
+    assert replace(found, unit="rounds", done=2, total=3).amount == "2 of 3 rounds"
 
 
 @pytest.mark.parametrize(

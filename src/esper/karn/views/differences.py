@@ -121,7 +121,7 @@ def _why_unpaired(ours: _Scores, theirs: _Scores) -> str:
         return f"{ours.pool_name} against {theirs.pool_name}"
     if not (ours.values and theirs.values):
         return f"values of single {ours.unit} are not recorded"
-    return "other seeds" if min(len(ours.values), len(theirs.values)) > 1 else "one value alone"
+    return "other seeds" if min(len(ours.values), len(theirs.values)) > 1 else "only one value"
 
 
 def _at(scores: _Scores, keys: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -238,7 +238,7 @@ def _compared(run: Path, summary: RunSummary, at: int) -> list[_Scores]:
 
 
 def _audited(run: Path, summary: RunSummary, at: int) -> list[_Scores]:
-    """Every way to choose of an audit's report, which has means alone."""
+    """Every way to choose of an audit's report, which has only means."""
     return [
         _Scores(one.label, "score", f"task {summary.task}", "contexts", estimate=one.score)
         for one in read_contenders(run)

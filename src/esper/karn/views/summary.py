@@ -1,4 +1,4 @@
-"""The runs in a folder: kind, state, progress and time of each, from small files alone."""
+"""The runs in a folder: kind, state, progress and time of each, from small files."""
 
 from __future__ import annotations
 
