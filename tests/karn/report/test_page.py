@@ -128,13 +128,13 @@ def test_a_life_line_is_as_long_as_its_stages(run):
 
 def test_the_best_member_is_drawn_with_its_intervals_and_told_in_sentences(run, monkeypatch):
     every = (views.read_growth(run, at, member) for at in range(3) for member in range(2))
-    growth = next(one for one in every if one.told)
+    growth = next(one for one in every if one.happened)
     monkeypatch.setattr(views, "read_growth", lambda _: growth)
     sections = unescape(page(run)).split("<section>")
     (part,) = [one for one in sections if f"How member {growth.member} grew" in one]
-    for one in growth.told:
+    for one in growth.happened:
         assert f"<td>{one.what}</td>" in part
-    assert part.count("<tr") == 1 + len(growth.told)
+    assert part.count("<tr") == 1 + len(growth.happened)
     seed = replace(views.seed_growth(views.read_seeds(run, 0, 2), ())[0], slot=growth.slots[0])
     sure = tuple(views.Measurement(at, 0.05, 0.01) for at in (1, 2))
     drawn = growth_picture(replace(growth, seeds=(replace(seed, measured=sure),)))

@@ -142,9 +142,9 @@ def _grown(run: Path) -> Section:
         f"{found.host_params:,}. Below, the stages of a seed; above them the accuracy that is lost "
         f"without it, in points, with 95 % intervals."
     )
-    rows = [("-" if one.step is None else str(one.step + 1), one.what) for one in found.told]
-    told = _as_table("What happened", ("step", "what happened"), rows, (0,))
-    return title, [_picture(growth_picture(found), caption), told]
+    rows = [("-" if one.step is None else str(one.step + 1), one.what) for one in found.happened]
+    happened = _as_table("What happened", ("step", "what happened"), rows, (0,))
+    return title, [_picture(growth_picture(found), caption), happened]
 
 
 def _actions(run: Path) -> Section:

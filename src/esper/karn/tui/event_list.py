@@ -22,11 +22,11 @@ class EventList(Panel):
 
     def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
         """When, which round, and what; a long sentence takes several lines."""
-        told = recent_sentences(shot.events, shot.setup)
-        if not told:
+        sentences = recent_sentences(shot.events, shot.setup)
+        if not sentences:
             return hint("no event is recorded yet")
         lines = Table.grid(padding=(0, 1))
-        for said in reversed(told):
+        for said in reversed(sentences):
             at = time.strftime("%H:%M:%S", time.localtime(said.time))
             place = "" if said.round is None else f"round {said.round + 1}"
             style = WARNING_STYLE if said.type in UNUSUAL else ""

@@ -119,8 +119,8 @@ def recent_sentences(
     events: Iterable[EventLine], setup: RunSetup | None = None
 ) -> tuple[Sentence, ...]:
     """What a list of events shows, oldest first."""
-    told = (event for event in events if event.type not in IN_FIGURES)
-    return tuple(one for event in told for one in sentences_of(event, setup))
+    shown = (event for event in events if event.type not in IN_FIGURES)
+    return tuple(one for event in shown for one in sentences_of(event, setup))
 
 
 def _occurrences(payload: Entries) -> list[Entries]:
@@ -210,7 +210,7 @@ _TOLD: Final = frozenset(
     {SeedStage.GERMINATED, SeedStage.FOSSILIZED, SeedStage.PRUNED, SeedStage.EMBARGOED,
      SeedStage.RESETTING}
 )  # fmt: skip
-"""Stages that events of their own tell of, and the cooldown of an empty slot."""
+"""Stages that have events of their own, and the cooldown of an empty slot."""
 
 
 def _stage_changed(row: Entries, names: RunSetup) -> str:
@@ -424,7 +424,7 @@ _OF_MEMBERS: Final[Mapping[str, _Say]] = MappingProxyType(
 )
 """Says one occurrence of an event with columns `[N]`."""
 TOLD_OF_MEMBERS: Final = tuple(name for name in _OF_MEMBERS if name not in IN_FIGURES)
-"""Types that tell how a member grew."""
+"""Types of events of how a member grew."""
 _OF_ALL: Final[Mapping[str, _Say]] = MappingProxyType(
     {
         "RUN_STARTED": _run_started,

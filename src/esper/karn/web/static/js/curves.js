@@ -110,7 +110,7 @@ export class Curves {
     if (this.zoom) this.chart.setScale("x", this.zoom);
   }
 
-  // ---- what uPlot is told -----------------------------------------------------------------------
+  // ---- options of uPlot -----------------------------------------------------------------------
 
   options(width) {
     const ink = colour("--ink-soft");

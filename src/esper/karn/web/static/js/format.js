@@ -46,7 +46,7 @@ export function short(value, digits = 3) {
   return `${Number((rounded / unit).toPrecision(digits))}${letter}`;
 }
 
-// Numbers of an axis, with the digits that tell them apart.
+// Numbers of an axis, with the digits that distinguish them.
 export function tickTexts(ticks) {
   const distinct = new Set(ticks).size;
   for (let digits = 3; digits < MAX_TICK_DIGITS; digits += 1) {

@@ -97,7 +97,7 @@ export class LineageFigure {
     }
   }
 
-  // Scrolls inside the box alone.
+  // Scrolls only inside the box.
   reveal(label) {
     const place = this.marks.places.find((one) => one.label === label);
     if (!place || this.box.matches(":hover") || this.box.contains(document.activeElement)) return;
