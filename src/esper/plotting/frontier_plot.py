@@ -101,8 +101,9 @@ def _mark(dot: Dot, x: float, y: float, *inside: str) -> Markup:
 
 
 def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
-    at, ends = x(dot.params), finite(dot.score.low, dot.score.high)
-    bar = [whisker(*ends, y, at, f"{dot.kind} bar")] if len(ends) == 2 else []
+    at, low, high = x(dot.params), dot.score.low, dot.score.high
+    is_known = math.isfinite(low + high)
+    bar = [whisker(low, high, y, at, f"{dot.kind} bar")] if is_known else []
     words = f"{dot.label}: {dot.params:,.0f} parameters, {dot.score.value:.4f}"
     return markup(*bar, _mark(dot, at, y(dot.score.value), tag("title", words)))
 
