@@ -14,7 +14,6 @@ from esper.plotting.line_plot import (
     LEFT,
     RIGHT,
     canvas,
-    finite,
     nothing,
     score_scale,
     whisker,
