@@ -114,24 +114,33 @@ def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[Markup]:
     """Labels where they cover nothing; one that finds no place is left to the table."""
     spots = [(x(dot.params), y(dot.score.value)) for dot in dots]
     taken: list[_Box] = [(at - 5, height - 5, at + 5, height + 5) for at, height in spots]
-    for dot, (at, _) in zip(dots, spots, strict=True):
-        low, high = (within(end, y) for end in (dot.score.low, dot.score.high))
-        taken += [(at - 2, high, at + 2, low)] if math.isfinite(low + high) else []
+    bars: list[_Box] = [
+        (x(dot.params) - 2, within(dot.score.high, y), x(dot.params) + 2, within(dot.score.low, y))
+        for dot in dots
+        if math.isfinite(dot.score.low + dot.score.high)
+    ]
     found = []
     for dot, (at, height) in zip(dots, spots, strict=True):
         word = shorten(dot.label, 26)
-        for right, down in _PLACES:
-            box = _label_box(word, at + right, height + down, right < 0)
-            if (
-                not any(_overlap(box, other) for other in taken)
-                and LEFT <= box[0] < box[2] <= RIGHT
-            ):
-                taken.append(box)
-                anchor = "end" if right < 0 else "start"
-                found.append(tag("text", word, x=at + right, y=height + down, text_anchor=anchor,
-                                 class_="note name"))  # fmt: skip
-                break
+        place = _place(word, at, height, [*taken, *bars]) or _place(word, at, height, taken)
+        if place is not None:
+            right, down = place
+            taken.append(_label_box(word, at + right, height + down, right < 0))
+            found.append(tag("text", word, x=at + right, y=height + down, class_="note name",
+                             text_anchor="end" if right < 0 else "start"))  # fmt: skip
     return found
+
+
+def _place(
+    word: str, at: float, height: float, taken: Sequence[_Box]
+) -> tuple[float, float] | None:
+    """The first place of a label beside its dot where it covers nothing; None: there is none."""
+    for right, down in _PLACES:
+        box = _label_box(word, at + right, height + down, right < 0)
+        is_inside = LEFT <= box[0] < box[2] <= RIGHT
+        if is_inside and not any(_overlap(box, other) for other in taken):
+            return right, down
+    return None
 
 
 def _label_box(word: str, at: float, base: float, leftwards: bool) -> _Box:

@@ -138,21 +138,28 @@ function groupMarks(group, points, x, y, box) {
 function names(points, x, y, box) {
   const spots = points.map((p) => ({ p, at: x(p.params), height: y(p.score.value) }));
   const taken = spots.map(({ at, height }) => [at - 6, height - 6, at + 6, height + 6]);
-  const bars = spots.filter(({ p }) => p.score.low !== null && p.score.high !== null);
-  taken.push(...bars.map(({ p, at }) => [at - 2, Math.max(box.top, y(p.score.high)), at + 2, Math.min(box.bottom, y(p.score.low))]));
+  const bars = spots.filter(({ p }) => p.score.low !== null && p.score.high !== null)
+    .map(({ p, at }) => [at - 2, Math.max(box.top, y(p.score.high)), at + 2, Math.min(box.bottom, y(p.score.low))]);
   const found = [];
-  for (const { p, at, height } of spots.filter((spot) => spot.p.name)) {
-    const width = LETTER * p.name.length;
-    for (const [right, down] of LABEL_PLACES) {
-      const left = right < 0 ? at + right - width : at + right;
-      const place = [left, height + down - 10, left + width, height + down + 3];
-      if (left < box.left || place[2] > box.right || place[1] < box.top - 8 || taken.some((other) => overlap(place, other))) continue;
-      taken.push(place);
-      found.push(svg("text", { class: "label over", x: at + right, y: height + down, "text-anchor": right < 0 ? "end" : "start" }, p.name));
-      break;
-    }
+  for (const spot of spots.filter(({ p }) => p.name)) {
+    const place = placeOf(spot, box, [...taken, ...bars]) ?? placeOf(spot, box, taken);
+    if (!place) continue;
+    taken.push(place.covered);
+    found.push(svg("text", { class: "label over", x: place.x, y: place.y, "text-anchor": place.anchor }, spot.p.name));
   }
   return found;
+}
+
+// The first place of a name beside its mark where it covers nothing; null: there is none.
+function placeOf({ p, at, height }, box, taken) {
+  const width = LETTER * p.name.length;
+  for (const [right, down] of LABEL_PLACES) {
+    const left = right < 0 ? at + right - width : at + right;
+    const covered = [left, height + down - 10, left + width, height + down + 3];
+    if (left < box.left || covered[2] > box.right || covered[1] < box.top - 8 || taken.some((other) => overlap(covered, other))) continue;
+    return { covered, x: at + right, y: height + down, anchor: right < 0 ? "end" : "start" };
+  }
+  return null;
 }
 
 function overlap(one, other) {
