@@ -115,6 +115,8 @@ class RunSummary:
     def progress(self) -> float | None:
         """0..1, what is under way included; None if the total is not known."""
         share = _known(self.live.share) if self.live else None
+        if self.unit == "minutes" and self.state is RunState.FINISHED:
+            return 1.0  # it may end before its time is spent
         if not self.total:
             return None if share is None else min(1.0, max(0.0, share))
         return min(1.0, max(0.0, self.done / self.total, share or 0.0))

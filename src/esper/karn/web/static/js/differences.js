@@ -37,7 +37,7 @@ export class Differences {
     const none = runs.filter((run) => !run.differences.length).map((run) => run.name);
     setText(this.note, [
       "Run minus baseline, with 95 % intervals.",
-      runs.some((run) => run.differences.some((one) => one.how.startsWith("paired"))) ? "Paired: measured on the same, so that luck cancels out." : "",
+      runs.some((run) => run.differences.some((one) => one.how.startsWith("paired"))) ? "Paired: on the same hosts or samples, so that luck cancels out." : "",
       none.length ? `Nothing was measured in both yet: ${none.join(", ")}.` : "",
     ].join(" "));
     clear(this.body).append(...grouped(runs).map((group) => measureTable(group, baseline)));
