@@ -34,7 +34,7 @@ def row(number: int, params: int, score: float, **changes: Any) -> dict[str, Any
         "origin": "given", "parent": None, "start": None, "params": params, "macs": 10 * params,
         "cost": 1.0, "latency": 0.0, "lower_is_better": False, "status": "finished", "trained": 30,
         "score": score, "loss": 1.0 - score, "curve": [[10, 2.0], [30, 1.0]], "diverged": False,
-        "seconds": 2.0, "saved": True,
+        "seconds": 2.0, "at": 2.0 * (number + 1), "saved": True,
     }  # fmt: skip
     return plain | {"recipe": RECIPE | of_recipe} | of_row
 
@@ -45,7 +45,7 @@ ROWS = (
     row(2, 300, 0.9, variant=1, origin="width", topology=["", "norm"], parent=0, augment="shift"),
     row(3, 900, 0.95, variant=1, origin="width", seconds=4.0),
     row(4, 200, 0.75, origin="seeds", topology=["mlp", ""], trained=10, status="cut"),
-    row(5, 200, 0.0, origin="seeds", status="planned", trained=0) | {"score": "NaN"},
+    row(5, 200, 0.0, origin="seeds", status="planned", trained=0, at=0.0) | {"score": "NaN"},
 )
 """Your model twice, a wide one that is the best within the budget, one above it, one under way."""
 

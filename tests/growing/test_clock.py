@@ -218,7 +218,7 @@ def test_a_run_by_itself_is_slower_than_its_share_but_never_faster():
     half = replace(wide, trained=60)
     assert made.share(half) == pytest.approx(0.05 * 40)
     assert made.predict(half) == pytest.approx(4 * 0.05 * 40)
-    assert made.alone(half) == pytest.approx(4 * 0.05 * 100), "from its start"
+    assert made.whole_run(half) == pytest.approx(4 * 0.05 * 100), "from its start"
     assert made.share(wide) < made.left < MARGIN * made.predict(wide)
     assert not made.fits(wide), "though its share would"
     made.learn_speed(planned(), 0.08)

@@ -225,3 +225,12 @@ def test_runs_under_way_are_counted_without_a_display(tmp_path):
     assert (found.running, found.done, found.total, found.score) == (1, 1, 2, 0.9)
     assert 0.0 < found.share < 1.0
     assert found.seconds_left > 0.0
+
+
+def test_what_a_run_under_way_scores_is_not_the_best_so_far():
+    printer = ProgressPrinter(True)
+    printer.on_tick(search(row(0, 0.8), row(1, 0.9)), [Running(1, 20, 54)])
+    assert printer._newest.best_score == 0.8, "no network has its score when it has ended with 0.7"
+    printer._looked = -math.inf
+    printer.on_tick(search(row(0, 0.8), row(1, 0.7)), [])
+    assert printer._newest.best_score == 0.8

@@ -94,7 +94,8 @@ def rows(count: int = 6) -> tuple[Row, ...]:
         recipe = replace(RECIPE, lr=0.01 + 1e-6 * number, batches=30 if number in judged else 10)
         found.append(
             Row(number, 1, 0, like.topology, recipe, 0, like.origin, None, None, like.params,
-                like.macs, 1.0, status="finished", trained=recipe.batches, score=like.val_score)
+                like.macs, 1.0, status="finished", trained=recipe.batches, score=like.val_score,
+                at=number + 1.0)
         )  # fmt: skip
     return tuple(found)
 

@@ -383,7 +383,7 @@ def test_a_time_limit_is_kept_and_used(tmp_path, limit):
 def test_a_run_says_when_it_was_judged_on_the_clock_of_all_sessions(tmp_path):
     trainer = Ticking()
     clock = Clock(lambda: trainer.now, 0.0, 70.0, 40.0, 1.0)
-    search, disk = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
+    _, disk = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock)
     rows = sorted(disk.read().rows, key=lambda one: one.at)
     ends = accumulate((one.seconds for one in rows), initial=40.0)
     assert [one.at for one in rows] == pytest.approx([*ends][1:])

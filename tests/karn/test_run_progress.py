@@ -185,11 +185,11 @@ def test_score_is_of_the_step_and_at_the_end_of_the_round():
     screen = Screen()
     screen.tell(started(rounds=2, length=5))
     screen.tell(step_done(0, 0, score=0.125))
-    assert screen.progress[-1].endswith("accuracy 25.0 %, score 0.125; seeds: none")
+    assert screen.progress[-1].endswith("accuracy 25.0 %, training score 0.125; seeds: none")
     screen.tell(round_done(0, 2, score=0.375, best=0.5))
-    assert "accuracy 62.5 %, score 0.375, best 0.500;" in screen.progress[-1]
+    assert "accuracy 62.5 %, training score 0.375, best 0.500;" in screen.progress[-1]
     screen.tell(step_done(1, 0, score=0.25))
-    assert "score 0.250, best 0.500;" in screen.progress[-1]
+    assert "training score 0.250, best 0.500;" in screen.progress[-1]
 
 
 def test_rows_of_a_member_are_shown_once_known():
@@ -271,7 +271,9 @@ def test_seed_events_move_the_display_where_steps_are_not_recorded():
 def test_ending_says_how_it_went_and_what_was_lost():
     screen = Screen()
     screen.tell(finished())
-    assert screen.lines == ["completed after 3 rounds, 12 episodes, 1 h 2 min; best score 0.750"]
+    assert screen.lines == [
+        "completed after 3 rounds, 12 episodes, 1 h 2 min; best training score 0.750"
+    ]
     screen.tell(finished(status=RunStatus.INTERRUPTED, events_dropped=5))
     assert screen.lines[-1].startswith("interrupted after")
     assert screen.lines[-1].endswith("; 5 events dropped")
@@ -315,7 +317,7 @@ def test_a_terminal_gets_a_live_display():
     text = screen.out.getvalue()
     assert "\x1b[" in text
     assert "round 2/2, step 3/5" in text
-    assert "score 0.500, best 0.750; seeds: none" in text
+    assert "training score 0.500, best 0.750; seeds: none" in text
     assert "completed after 3 rounds" in text
 
 
@@ -346,10 +348,10 @@ def test_without_the_start_rounds_are_shown():
     for r in range(2):
         screen.tell(step_done(r, 0), round_done(r, 3), seconds=10)
     assert screen.progress == [
-        "round 1/3 (12.5 member-steps/s, - left): accuracy 62.5 %, score 0.500, best 0.750; "
-        "seeds: none",
-        "round 2/3 (12.5 member-steps/s, 10 s left): accuracy 62.5 %, score 0.500, best 0.750; "
-        "seeds: none",
+        "round 1/3 (12.5 member-steps/s, - left): accuracy 62.5 %, training score 0.500, "
+        "best 0.750; seeds: none",
+        "round 2/3 (12.5 member-steps/s, 10 s left): accuracy 62.5 %, training score 0.500, "
+        "best 0.750; seeds: none",
     ]
 
 
@@ -360,7 +362,7 @@ def test_late_events_of_an_older_round_are_passed_over():
     screen.tell(round_done(0, 2, score=0.9, best=0.95, TRAINING=4))
     screen.tell(step_done(1, 6, score=0.25))
     assert screen.progress[-1].startswith("round 2/2, step 7/10 (")
-    assert screen.progress[-1].endswith("score 0.250, best 0.950; seeds: none")
+    assert screen.progress[-1].endswith("training score 0.250, best 0.950; seeds: none")
 
 
 def test_what_comes_after_the_end_of_its_round_does_not_undo_it():
@@ -446,7 +448,7 @@ def test_after_drops_the_end_is_right(dropped):
     kept = [e for i, e in enumerate(events[1:-2]) if i not in dropped]
     screen.tell(events[0], *kept, *events[-2:])
     assert screen.progress[-1].startswith("round 3/3, step 10/10 (")
-    assert screen.progress[-1].endswith("score 0.500, best 0.750; seeds: none")
+    assert screen.progress[-1].endswith("training score 0.500, best 0.750; seeds: none")
     assert len(screen.progress) <= 10
 
 

@@ -98,7 +98,7 @@ def test_the_list_is_readable_and_fits_100_columns(monkeypatch, tmp_path, capsys
         "finished 0.9877 - 1,234,567 1 min 23 s 11-18 13:39",
         "running - - 1,234,567 1 min 23 s (25%)",
         "finished 1,200/12,000 - 0.9877 1 min 23 s 11-18 13:39",
-        "1,200/20 contexts",
+        "1,200 of 20 contexts",
     ):
         assert any(words in line for line in said), words
     assert "3.2" not in "".join(lines)

@@ -165,7 +165,7 @@ class Clock:
             return each * (row.recipe.batches - row.trained)
         return self.share(row) * (1.0 if row.threads else self._slower)
 
-    def alone(self, row: Row) -> float:
+    def whole_run(self, row: Row) -> float:
         """Seconds of a whole run that shares the device with none."""
         return self._slower * self.batch_seconds(row) * row.recipe.batches
 

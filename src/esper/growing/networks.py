@@ -33,7 +33,7 @@ from esper.leyline.variants import variant_name
 
 OVERHEAD: Final = {"cpu": 1.5e7, "cuda": 1e9}
 """Multiply-accumulates in the time that a batch takes besides them: Python, launches, small
-operations. By compute alone, wide versions of a tiny network would look far too dear, and tiny ones
+operations. By compute, wide versions of a tiny network would look far too dear, and tiny ones
 free."""
 
 
@@ -124,11 +124,11 @@ class Variant:
         """The model and what each of its seeds adds to it."""
         bare = self.size(self.bare)
         held = [(slot, name) for slot, name in enumerate(topology) if name]
-        alone = [self.size(with_seed(self.bare, slot, name)) for slot, name in held]
+        single = [self.size(with_seed(self.bare, slot, name)) for slot, name in held]
         return Size(
-            bare.params + sum(one.params - bare.params for one in alone),
-            bare.macs + sum(one.macs - bare.macs for one in alone),
-            bare.train_macs + sum(one.train_macs - bare.train_macs for one in alone),
+            bare.params + sum(one.params - bare.params for one in single),
+            bare.macs + sum(one.macs - bare.macs for one in single),
+            bare.train_macs + sum(one.train_macs - bare.train_macs for one in single),
         )
 
 

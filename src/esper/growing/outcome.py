@@ -168,7 +168,7 @@ def _with_networks(
 
 
 def _nothing_fits(info: GrowInfo, rows: Sequence[Row], folder: GrowFolder) -> EsperError:
-    """The model is the reference alone, and nothing smaller has a score."""
+    """The model is only the reference, and nothing smaller has a score."""
     name, size = info.budget.excess(info.host_params, info.host_macs, info.host_latency)
     smaller = [row for row in within(rows, info.budget) if row.ended]
     said = "all that were trained diverged" if smaller else "none was trained yet"

@@ -176,8 +176,13 @@ class ProgressPrinter:
                 self._on_round(ended)
 
     def _note(self, search: Search, running: Sequence[Running]) -> Progress:
-        """Where the search is now; the best so far never falls, as one that is resumed might."""
-        rows = judged(within(search.table.rows, search.networks.budget))
+        """Where the search is now; the best so far never falls, as one that is resumed might.
+
+        What a run under way had a moment ago, no network has: only runs that have ended count.
+        """
+        under_way = {one.number for one in running}
+        fitting = judged(within(search.table.rows, search.networks.budget))
+        rows = [row for row in fitting if row.number not in under_way]
         kept = () if self._best is None else (self._best,)
         self._best = max((*kept, *rows), key=lambda row: row.merit, default=None)
         best = math.nan if self._best is None else self._best.score

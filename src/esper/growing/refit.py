@@ -53,8 +53,9 @@ class Refit:
         if not rows:
             return 0.0
         base = [row for row in rows if row.origin == "given"]
-        longest = max(map(self._clock.alone, rows))
-        needed = SLACK * self._growth * (longest + max(map(self._clock.alone, base), default=0.0))
+        seconds = self._clock.whole_run
+        longest = max(map(seconds, rows)) + max(map(seconds, base), default=0.0)
+        needed = SLACK * self._growth * longest
         return needed if needed <= MAX_SHARE * self._clock.limit else 0.0
 
     def weights(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> dict[int, dict[str, Tensor]]:
@@ -62,7 +63,7 @@ class Refit:
         kept = {row.number: self._folder.read_refit(row.number) for row in rows}
         found = {number: weights for number, weights in kept.items() if weights is not None}
         missing = [row for row in rows if row.number not in found]
-        needed = self._growth * sum(map(self._clock.alone, missing))
+        needed = self._growth * sum(map(self._clock.whole_run, missing))
         if not missing or needed > self._clock.left + self._clock.reserved:
             return found
         self._printer.phase("refit on training and validation samples")

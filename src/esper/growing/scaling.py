@@ -49,7 +49,7 @@ def with_scaling(
 ) -> fx.GraphModule:
     """A graph that standardises features, runs a network and scales its outputs back.
 
-    Nothing of Esper is in it, so that a pickle of it needs torch alone.
+    Nothing of Esper is in it, so that a pickle of it needs only torch.
     """
     root, graph = nn.Module(), fx.Graph()
     root.network = network

@@ -266,7 +266,7 @@ class RunProgressSink:
 
     def _status(self) -> str:
         view = self.view
-        words = [f"accuracy {100 * view.accuracy:.1f} %", f"score {view.score:.3f}"]
+        words = [f"accuracy {100 * view.accuracy:.1f} %", f"training score {view.score:.3f}"]
         if not math.isnan(view.best):
             words.append(f"best {view.best:.3f}")
         if not math.isnan(view.rows_per_member):
@@ -308,7 +308,7 @@ def _ending(finished: RunFinished) -> str:
     return (
         f"{f.status.name.lower()} after {_count(f.rounds_done, 'round')}, "
         f"{_count(f.episodes_done, 'episode')}, {duration(f.seconds)}; "
-        f"best score {f.best_score:.3f}{lost}"
+        f"best training score {f.best_score:.3f}{lost}"
     )
 
 

@@ -12,7 +12,7 @@ from esper.leyline.text import visible_lines
 
 
 class Terminal(Console):
-    """Styles come from `Text` and tables alone, and no character of a text is obeyed."""
+    """Only `Text` and tables bring styles, and no character of a text is obeyed."""
 
     def __init__(self, width: int | None = None, stderr: bool = False, **more: Any) -> None:
         """`width`: where it is no terminal."""

@@ -10,7 +10,15 @@ from typing import Final
 from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.plotting.html import Markup, markup, tag
-from esper.plotting.line_plot import LEFT, RIGHT, canvas, finite, nothing, score_scale, within
+from esper.plotting.line_plot import (
+    LEFT,
+    RIGHT,
+    canvas,
+    nothing,
+    score_scale,
+    whisker,
+    within,
+)
 from esper.plotting.pareto import frontier
 from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
@@ -39,7 +47,8 @@ class Dot:
 
 
 WORDS: Final = {
-    "pick": "the pick", "host": "the host", "front": "grown or chosen", "static": "static",
+    "pick": "the pick", "host": "host", "front": "grown, or chosen",
+    "static": "planted from the start",
 }  # fmt: skip
 
 
@@ -91,11 +100,9 @@ def _mark(dot: Dot, x: float, y: float, *inside: str) -> Markup:
 
 
 def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
-    at, ends = x(dot.params), finite(dot.score.low, dot.score.high)
-    bar = []
-    if len(ends) == 2:
-        low, high = (within(end, y) for end in ends)
-        bar = [tag("line", x1=at, x2=at, y1=low, y2=high, class_=f"{dot.kind} bar")]
+    at, low, high = x(dot.params), dot.score.low, dot.score.high
+    is_known = math.isfinite(low + high)
+    bar = [whisker(low, high, y, at, f"{dot.kind} bar")] if is_known else []
     words = f"{dot.label}: {dot.params:,.0f} parameters, {dot.score.value:.4f}"
     return markup(*bar, _mark(dot, at, y(dot.score.value), tag("title", words)))
 
@@ -107,21 +114,33 @@ def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[Markup]:
     """Labels where they cover nothing; one that finds no place is left to the table."""
     spots = [(x(dot.params), y(dot.score.value)) for dot in dots]
     taken: list[_Box] = [(at - 5, height - 5, at + 5, height + 5) for at, height in spots]
+    bars: list[_Box] = [
+        (x(dot.params) - 2, within(dot.score.high, y), x(dot.params) + 2, within(dot.score.low, y))
+        for dot in dots
+        if math.isfinite(dot.score.low + dot.score.high)
+    ]
     found = []
     for dot, (at, height) in zip(dots, spots, strict=True):
         word = shorten(dot.label, 26)
-        for right, down in _PLACES:
-            box = _label_box(word, at + right, height + down, right < 0)
-            if (
-                not any(_overlap(box, other) for other in taken)
-                and LEFT <= box[0] < box[2] <= RIGHT
-            ):
-                taken.append(box)
-                anchor = "end" if right < 0 else "start"
-                found.append(tag("text", word, x=at + right, y=height + down, text_anchor=anchor,
-                                 class_="note"))  # fmt: skip
-                break
+        place = _place(word, at, height, [*taken, *bars]) or _place(word, at, height, taken)
+        if place is not None:
+            right, down = place
+            taken.append(_label_box(word, at + right, height + down, right < 0))
+            found.append(tag("text", word, x=at + right, y=height + down, class_="note name",
+                             text_anchor="end" if right < 0 else "start"))  # fmt: skip
     return found
+
+
+def _place(
+    word: str, at: float, height: float, taken: Sequence[_Box]
+) -> tuple[float, float] | None:
+    """The first place of a label beside its dot where it covers nothing; None: there is none."""
+    for right, down in _PLACES:
+        box = _label_box(word, at + right, height + down, right < 0)
+        is_inside = LEFT <= box[0] < box[2] <= RIGHT
+        if is_inside and not any(_overlap(box, other) for other in taken):
+            return right, down
+    return None
 
 
 def _label_box(word: str, at: float, base: float, leftwards: bool) -> _Box:

@@ -131,6 +131,8 @@ STYLE: Final = """
 .esper-grow .host { stroke: var(--host); fill: var(--host); }
 .esper-grow .pick { stroke: var(--pick); fill: var(--pick); }
 .esper-grow .others { stroke: var(--faint); fill: none; }
+.esper-grow .static { stroke: var(--pick); fill: var(--page); }
+.esper-grow .name { paint-order: stroke; stroke: var(--page); stroke-width: 3; }
 .esper-grow .hollow { fill: var(--page); }
 .esper-grow .under-way { stroke: var(--faint); fill: none; stroke-dasharray: 2 2; }
 .esper-grow .stopped { stroke: var(--faint); fill: var(--faint); opacity: .7; }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from esper.leyline.statistics import Estimate
@@ -16,6 +17,9 @@ LEFT, RIGHT = 76.0, 740.0
 SERIES: Final = ("front", "host", "pick", "done")
 """Classes of lines, in order; dashes differ, too, so that colour is not needed."""
 DASHES: Final = ("", "7 4", "2 3", "9 3 2 3")
+
+Place = tuple[float, float]
+"""A value of the horizontal axis and one of the vertical."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,22 @@ def within(value: float, scale: Scale) -> float:
     return scale(min(max(value, scale.low), scale.high))
 
 
+def whisker(low: float, high: float, scale: Scale, across: float, kind: str) -> Markup:
+    """An interval as an upright line; where it leaves the axis an arrow points out of it."""
+    line = f"M{across:.1f} {within(low, scale):.1f}V{within(high, scale):.1f}"
+    arrows = "".join(_arrow(end, scale, across) for end in (low, high))
+    return tag("path", d=line + arrows, class_=kind)
+
+
+def _arrow(value: float, scale: Scale, across: float) -> str:
+    """Path of an arrow at the end of the axis; empty if the value is on it."""
+    if scale.low <= value <= scale.high:
+        return ""
+    tip = within(value, scale)
+    back = tip + (6 if value > scale.high else -6)
+    return f"M{across - 4:.1f} {back:.1f}L{across:.1f} {tip:.1f}L{across + 4:.1f} {back:.1f}"
+
+
 def line_panel(series: Sequence[Series], x: Scale, top: float, bottom: float, title: str) -> Markup:
     """Lines with bands, a vertical axis and a legend; no horizontal axis."""
     y = score_scale([e for one in series for _, e in one.points], bottom, top)
@@ -95,14 +115,25 @@ def _known(one: Series) -> list[tuple[float, Estimate]]:
 def _band(one: Series, x: Scale, y: Scale, kind: str) -> Markup:
     known = [(at, e) for at, e in _known(one) if math.isfinite(e.low + e.high)]
     if len(known) < 2:
-        return markup(*(
-            tag("line", x1=x(at), x2=x(at), y1=within(e.low, y), y2=within(e.high, y), class_=kind)
-            for at, e in known
-        ))  # fmt: skip
+        return markup(*(whisker(e.low, e.high, y, x(at), kind) for at, e in known))
     edge = [(x(at), within(e.high, y)) for at, e in known]
     edge += [(x(at), within(e.low, y)) for at, e in known[::-1]]
     points = " ".join(f"{a:.1f},{b:.1f}" for a, b in edge)
-    return tag("polygon", points=points, class_=f"{kind} band")
+    cut = "".join(
+        _arrow(value, y, x((run[0][0] + run[-1][0]) / 2))
+        for ends in ([(at, e.low) for at, e in known], [(at, e.high) for at, e in known])
+        for value, run in _outside(ends, y)
+    )
+    arrows = [tag("path", d=cut, class_=kind)] if cut else []
+    return markup(tag("polygon", points=points, class_=f"{kind} band"), *arrows)
+
+
+def _outside(ends: Sequence[Place], y: Scale) -> Iterator[tuple[float, list[Place]]]:
+    """Stretches of a band's edge beyond the axis, with a value of each."""
+    for is_on, run in groupby(ends, key=lambda one: y.low <= one[1] <= y.high):
+        if not is_on:
+            stretch = list(run)
+            yield stretch[0][1], stretch
 
 
 def _line(one: Series, x: Scale, y: Scale, kind: str, dash: str) -> Markup:

@@ -2,7 +2,7 @@
 
 esper export RUN small.onnx                  the pick of `esper grow`, the best of `esper train`
 esper export RUN --params 20000 small.onnx   the best one of at most 20,000 parameters
-esper export RUN weights.safetensors         the weights alone
+esper export RUN weights.safetensors         only the weights
 """
 
 from __future__ import annotations

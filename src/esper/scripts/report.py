@@ -1,4 +1,4 @@
-"""`esper report`: write the report of a run as one HTML page, from its folder alone.
+"""`esper report`: write the report of a run as one HTML page, from its folder.
 
 esper report RUN                    writes RUN/report.html
 esper report RUN --out page.html

@@ -10,7 +10,6 @@ esper runs tag RUN good         gives a run a tag, or several; --remove takes th
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,7 +188,7 @@ def _train_row(run: RunSummary) -> list[str]:
         number(run.result.score if run.result.is_judged else None),
         number(run.score),
         _time(run),
-        _created(run),
+        run.created_short or "-",
     ]
 
 
@@ -201,7 +200,7 @@ def _grow_row(run: RunSummary) -> list[str]:
         _gain(run),
         number(run.params),
         _time(run),
-        _created(run),
+        run.created_short or "-",
     ]
 
 
@@ -212,9 +211,13 @@ def _gain(run: RunSummary) -> str:
 
 
 def _other_row(run: RunSummary) -> list[str]:
-    of = "" if run.total is None else f"/{run.total:,.0f}"
-    done = f"{run.done:,.0f}{of} {run.unit}" if run.unit else "-"
-    return [run.name, run.state.value, done, run.headline or "-", _created(run)]
+    return [
+        run.name,
+        run.state.value,
+        run.amount if run.unit else "-",
+        run.headline or "-",
+        run.created_short or "-",
+    ]
 
 
 def _time(run: RunSummary) -> str:
@@ -225,9 +228,3 @@ def _time(run: RunSummary) -> str:
     if run.state is RunState.RUNNING and run.progress is not None:
         return f"{time} ({run.progress:.0%})"
     return time
-
-
-def _created(run: RunSummary) -> str:
-    """When it was made, to the minute and without the year; other text as it is."""
-    found = re.fullmatch(r"\d{4}-(\d\d-\d\d \d\d:\d\d):\d\d", run.created)
-    return found[1] if found else run.created or "-"

@@ -18,7 +18,7 @@ from esper.scripts.cli.command import run_command
 from esper.scripts.cli.output import say
 
 if TYPE_CHECKING:
-    pass
+    from esper.karn.views import RunSummary
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,22 @@ def _show_grow_run(path: Path, as_json: bool) -> None:
         say(json.dumps(document, indent=2))
         return
     if result is None:
-        of = "" if found.total is None else f" of {found.total:.3g}"
-        say(f"{found.state.value}: {found.done:.2f}{of} {found.unit}, not judged on test yet")
+        say(f"{found.state.value}: {found.amount}, not judged on test yet")
         say(f"\nrun folder: {path}")
     else:
         say(result)
-    known = [("result", found.headline), ("state", found.state.value), ("now", found.under_way)]
+    known = [("result", found.headline), ("state", found.state.value), *_under_way(found)]
     rows = [*((name, value) for name, value in known if value), *settings_rows(path)]
     width = max(len(name) for name, _ in rows)
     say("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+
+
+def _under_way(found: RunSummary) -> list[tuple[str, str]]:
+    """What its process is doing, and how long the rest takes."""
+    from esper.plotting.durations import duration
+
+    left = "" if found.seconds_left is None else f"about {duration(found.seconds_left)}"
+    return [("now", found.under_way), ("time left", left)]
 
 
 def _show_training_run(path: Path, as_json: bool) -> None:
@@ -88,12 +95,11 @@ def _show_training_run(path: Path, as_json: bool) -> None:
         say(f"{fact.name}: {fact.value}{beside}")
     if rounds:
         say(f"\n{verdict(found)}\n")
-    of = "" if found.total is None else f" of {found.total:g}"
     facts = [
         ("state", found.state.value),
-        ("now", found.under_way),
+        *_under_way(found),
         ("problem", found.problem),
-        ("rounds", f"{found.done:g}{of}"),
+        ("done", found.amount),
         ("best round", "" if found.best_round is None else f"{found.best_round}, training score "
                        f"{found.best_score or float('nan'):.4f}"),
         ("seed", "" if found.seed is None else str(found.seed)),
@@ -140,10 +146,10 @@ def _show_contenders(path: Path, as_json: bool) -> None:
         )
     if contenders:
         console_for_report().print(table)
-    total = "" if found.total is None else f" of {found.total:g}"
-    say(f"{found.state.value}: {found.done:g}{total} {found.unit}")
-    if found.under_way:
-        say(found.under_way)
+    say(f"{found.state.value}: {found.amount}")
+    for name, value in _under_way(found):
+        if value:
+            say(f"{name}: {value}")
     if found.problem:
         say(f"problem: {found.problem}")
     if found.resume:

@@ -20,6 +20,7 @@ from esper.karn.report.page import page, write_page
 from esper.karn.report.sections import MAX_ROWS, thinned
 from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
+from esper.plotting.html import STYLE
 from esper.plotting.line_plot import Series, line_plot, score_scale
 from esper.plotting.numbers import interval
 from esper.scripts import report, show
@@ -127,13 +128,13 @@ def test_a_life_line_is_as_long_as_its_stages(run):
 
 def test_the_best_member_is_drawn_with_its_intervals_and_told_in_sentences(run, monkeypatch):
     every = (views.read_growth(run, at, member) for at in range(3) for member in range(2))
-    growth = next(one for one in every if one.told)
+    growth = next(one for one in every if one.happened)
     monkeypatch.setattr(views, "read_growth", lambda _: growth)
     sections = unescape(page(run)).split("<section>")
     (part,) = [one for one in sections if f"How member {growth.member} grew" in one]
-    for one in growth.told:
+    for one in growth.happened:
         assert f"<td>{one.what}</td>" in part
-    assert part.count("<tr") == 1 + len(growth.told)
+    assert part.count("<tr") == 1 + len(growth.happened)
     seed = replace(views.seed_growth(views.read_seeds(run, 0, 2), ())[0], slot=growth.slots[0])
     sure = tuple(views.Measurement(at, 0.05, 0.01) for at in (1, 2))
     drawn = growth_picture(replace(growth, seeds=(replace(seed, measured=sure),)))
@@ -170,6 +171,27 @@ def test_one_round_is_a_point_and_none_is_a_sentence():
     one = Series("score", ((1.0, Estimate(0.5, 0.4, 0.6)),))
     assert "<circle" in line_plot([one], "round", "score", "label")
     assert "nothing was recorded" in line_plot([], "round", "score", "label")
+
+
+def test_kinds_of_policies_have_a_look_that_both_themes_show():
+    dots = [Dot(kind, 100.0, Estimate(0.5, 0.4, 0.6), kind) for kind in ("host", "front", "static")]
+    plot = frontier_plot(dots, "score")
+    for kind in ("host", "front", "static"):
+        assert f'class="{kind}"' in plot
+        assert re.search(rf"\.{kind} {{ stroke: var\(--[a-z]+\);", STYLE), kind
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "arrows"), [(0.45, 0.55, 0), (-9.0, 0.55, 1), (-9.0, 9.0, 2)]
+)
+def test_arrow_where_an_interval_leaves_the_axis(low, high, arrows):
+    wide = Estimate(0.5, low, high)
+    dots = [Dot("a", 100.0, wide, "front"), Dot("b", 200.0, Estimate(0.6, 0.55, 0.65), "front")]
+    (path, *_) = re.findall(r'<path d="([^"]+)" class="front bar"', frontier_plot(dots, "score"))
+    assert path.count("L") == 2 * arrows, "two strokes each"
+    band = Series("a", tuple((float(at), wide) for at in range(3)))
+    found = "".join(re.findall(r'<path d="([^"]+)"', line_plot([band], "round", "score", "label")))
+    assert found.count("L") == 2 * arrows, "one of each side of a band that is cut"
 
 
 def test_long_tables_are_thinned_and_say_so():

@@ -66,7 +66,7 @@ def test_the_list_shows_tags(run):
         async with app.run_test(size=(120, 24)) as pilot:
             return await now_shown(app, pilot)
 
-    assert "tiny  [b]good  2026" in asyncio.run(look())
+    assert "tiny  [b]good  01-02" in asyncio.run(look())
 
 
 def test_half_written_and_damaged_files_are_survived(run):

@@ -23,7 +23,7 @@ from esper.leyline.statistics import Estimate
 from tui_support import ShotApp, normalised, screen_text, training_shot
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-SMALL, LARGE = (80, 24), (200, 60)
+SMALL, LEAST, LARGE = (80, 24), (120, 34), (200, 60)
 RENEW = "ESPER_RENEW_SNAPSHOTS"
 """Set to write the snapshots anew, then look at them."""
 
@@ -60,9 +60,25 @@ def test_large_terminal_shows_every_panel_at_once():
     text = shown(training_shot(), LARGE)
     for title in ("Learning curve", "Members", "Life lines", "Policy", "Budget", "Events"):
         assert title in text
-    assert "8/10 rounds" in text
+    assert "8 of 10 rounds" in text
     assert "37.0 member-steps/s" in text
     assert "KL divergence 0.1, above 0.05" in text
+
+
+def test_the_least_terminal_with_all_panels_shows_whole_numbers_and_names():
+    shot = training_shot()
+    held = replace(shot.members[0].slots[0], stage="FOSSILIZED", blueprint="conv_heavy")
+    slots = tuple(replace(held, slot=f"r0c{i}") for i in range(3))
+    member = replace(shot.members[0], slots=slots, score=0.1234, val_accuracy=0.5678)
+    seed = replace(shot.seeds[0], blueprint="conv_heavy")
+    text = shown(replace(shot, members=(member,) * 2, seeds=(seed,)), LEAST)
+    for words in ("0.123 0.568", "F conv_heavy F conv_heavy F conv_heavy", "0 r0c0 conv_heavy ",
+                  "explained variance", "training score"):  # fmt: skip
+        assert words in text, words
+    curve = replace(grow_shot().curves[0], recipe="rate 0.0316, augmentation flip+shift")
+    networks = shown(replace(grow_shot(), curves=(curve,)), LEAST)
+    for words in ("test  val. curve params width", "0.900 0.800", "M your model", "flip+shift"):
+        assert words in networks, words
 
 
 def test_before_the_first_round_has_ended_panels_say_what_is_under_way():
@@ -121,8 +137,9 @@ def grow_shot() -> RunShot:
     summary = replace(training_shot().summary, kind=views.RunKind.GROW, unit="training runs",
                       state=views.RunState.FINISHED, verdict="conv_light helps")  # fmt: skip
     points = tuple(
-        views.FrontierPoint(str(i), ("", "conv_light" if i else ""), "x0.5", "grown", 100 * (i + 1),
-                            900, Estimate(0.7 + i / 10, 0.6, 0.9), 0.8, True, i == 0, i == 2)
+        views.FrontierPoint(str(i), ("", "conv_light" if i else ""), "x0.5",
+                            "grown" if i else "given", 100 * (i + 1), 900,
+                            Estimate(0.7 + i / 10, 0.6, 0.9), 0.8, True, i == 0, i == 2)
         for i in range(3)
     )  # fmt: skip
     curve = views.NetworkCurve("2", ("", "conv_light"), "x0.5", "grown", "", 0.03, "rate 0.03", 300,

@@ -128,7 +128,7 @@ def test_a_run_without_events_has_no_round(copy):
     (copy / "events.jsonl").unlink()
     shutil.rmtree(copy / "events")
     found = views.read_growth(copy)
-    assert (found.round, found.seeds, found.told, found.members) == (-1, (), (), ())
+    assert (found.round, found.seeds, found.happened, found.members) == (-1, (), (), ())
 
 
 def test_alpha_is_that_of_the_events(ppo):
@@ -141,8 +141,8 @@ def test_alpha_is_that_of_the_events(ppo):
 def test_what_happened_is_in_order_and_of_that_member_alone(ppo):
     for at, member in product(range(3), range(2)):
         found = views.read_growth(ppo, at, member)
-        assert {one.member for one in found.told} <= {member}
-        assert sum("germinated, +" in one.what for one in found.told) == len(found.seeds)
+        assert {one.member for one in found.happened} <= {member}
+        assert sum("germinated, +" in one.what for one in found.happened) == len(found.seeds)
 
 
 def test_what_happened_is_told_by_step_whatever_its_type(ppo, monkeypatch):
@@ -150,4 +150,4 @@ def test_what_happened_is_told_by_step_whatever_its_type(ppo, monkeypatch):
     early = member_sentences("SEED_PRUNED", [{"step": 0, "member_N": 1}])
     by_type = chain([(late,), early], repeat(()))
     monkeypatch.setattr("esper.karn.views.growth.member_sentences", lambda *_: next(by_type))
-    assert [one.step for one in views.read_growth(ppo, 0, 1).told] == [0, 5]
+    assert [one.step for one in views.read_growth(ppo, 0, 1).happened] == [0, 5]

@@ -12,6 +12,7 @@ import pytest
 from esper.karn import views
 from esper.karn.views.live import read_live, under_way
 from esper.leyline.codec import to_json
+from esper.scripts import show
 from esper.storage.folder_lock import FolderLock, lock_holder
 from esper.storage.live import STALE_SECONDS, LiveRecord
 from esper.storage.run_files import LIVE
@@ -46,12 +47,26 @@ def test_a_run_says_how_far_it_is_between_two_records(run):
     assert (found.progress, found.seconds_left) == (0.25, 40.0)
 
 
+def test_show_says_how_long_the_rest_takes(run):
+    keep(run, seconds_left=75.0)
+    found = dict(show._under_way(views.run_summary(run)))
+    assert found["time left"] == "about 1 min 15 s"
+    assert found["now"].startswith("training: 3 of 9 runs done")
+
+
+def test_an_amount_of_minutes_is_a_duration(run):
+    found = replace(views.run_summary(run), unit="minutes", done=0.63, total=10.0)
+    assert found.amount == "38 s of 10 min 0 s"
+    assert replace(found, state=views.RunState.FINISHED).amount == "38 s"
+    assert replace(found, unit="rounds", done=2, total=3).amount == "2 of 3 rounds"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"session": '{"pid": 1, "host": "other", "since": "before"}'},
-        {"written": time.time() - 2 * STALE_SECONDS},
-        {"written": time.time() + 2 * STALE_SECONDS},
+        {"age": 2 * STALE_SECONDS},
+        {"age": -2 * STALE_SECONDS},
         {"step": -1},
         {"stages": (("<b>", 1),)},
     ],
@@ -59,6 +74,8 @@ def test_a_run_says_how_far_it_is_between_two_records(run):
 def test_a_record_of_another_session_or_an_old_or_odd_one_is_ignored(run, changes):
     keep(run)
     assert read_live(run) is not None
+    if "age" in changes:
+        changes = {"written": time.time() - changes["age"]}
     keep(run, **changes)
     assert read_live(run) is None
 

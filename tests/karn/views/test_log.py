@@ -52,13 +52,14 @@ def test_a_search_tells_of_its_runs_its_best_so_far_and_its_verdict_in_order(tmp
     assert said[-1] == "verdict: width x2 is better"
 
 
-def test_runs_stand_in_their_rungs_by_their_training_time(tmp_path):
-    rows = (*ROWS[:2], row(2, 300, 0.9, rung=1, seconds=5.0))
+def test_runs_stand_in_their_rungs_in_the_order_in_which_they_ended(tmp_path):
+    rows = (ROWS[0] | {"at": 4.0}, ROWS[1] | {"at": 2.0}, row(2, 300, 0.9, rung=1, at=9.0))
     lines = read_log(search_folder(tmp_path / "run", rows, has_result=False))[1:]
-    assert [line.round for line in lines] == [0] * 6 + [1] * 3
+    assert [line.round for line in lines] == [0] * 5 + [1] * 3
     ends = [line.elapsed for line in lines if "finished" in line.text]
     assert ends == [2.0, 4.0, 9.0]
     assert [line.elapsed for line in lines if "planned" in line.text] == [0.0, 0.0, 4.0]
+    assert [line.text[:2] for line in lines if "finished" in line.text] == ["#1", "#0", "#2"]
 
 
 def test_a_run_that_diverged_stands_out(tmp_path):

@@ -10,7 +10,7 @@ from esper.karn import views
 from esper.karn.views import RunState
 from esper.leyline.errors import EsperError
 from esper.storage.folder_lock import FolderLock
-from search_folder import INFO, RESULT, ROWS, search_folder, write
+from search_folder import INFO, RESULT, ROWS, row, search_folder, write
 
 
 def points(run):
@@ -61,6 +61,16 @@ def test_a_run_judged_before_its_end_is_under_way_while_the_search_runs(tmp_path
     lock.release()
     assert live == {"4"}
     assert not any(one.under_way for one in points(run).values()), "it was cut"
+
+
+def test_the_best_so_far_waits_for_the_end_of_a_run(tmp_path):
+    rows = (row(0, 100, 0.7), row(1, 100, 0.9, status="cut", trained=10))
+    run = search_folder(tmp_path / "run", rows, has_result=False)
+    lock = FolderLock(run)
+    live = views.run_summary(run).result.score, [one.val_score for one in views.read_best(run)]
+    lock.release()
+    assert live == (0.7, [0.7])
+    assert views.run_summary(run).result.score == 0.9, "it was cut"
 
 
 def test_a_metric_that_falls_gains_by_falling(tmp_path):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -241,6 +242,23 @@ def test_a_run_shows_where_it_came_from_and_is_one_selection_in_all_plots(tmp_pa
         assert page.locator('[aria-pressed="true"][data-label="2"]').count() == 0, "one at a time"
         mark("lineage", 5).focus()
         assert "Not started" in card.inner_text() or "Not trained yet" in card.inner_text()
+
+
+def test_a_saved_lineage_names_rungs_and_networks_and_explains_its_marks(tmp_path):
+    search_folder(tmp_path / "runs" / "grown")
+    with server(tmp_path / "runs") as (address, _), browser() as page:
+        page.goto(f"{address}runs/grown")
+        page.locator("#lineage .network").first.wait_for()
+        page.locator("#lineage .save summary").click()
+        with page.expect_download() as saved:
+            page.locator("#lineage .save button", has_text="SVG").click()
+        root = ElementTree.parse(saved.value.path()).getroot()
+        texts = [found.text for found in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert {"Lineage", "rung 0", "your model", "on the frontier"} <= set(texts)
+        lanes = page.locator("#lineage .lane-names text > title").all_text_contents()
+        assert len(set(lanes)) > 1
+        titles = [found.text for found in root.iter("{http://www.w3.org/2000/svg}title")]
+        assert set(lanes) <= set(titles), "the lanes are beside the runs"
 
 
 def test_four_hundred_runs_stay_in_their_box(tmp_path):

@@ -88,11 +88,11 @@ def test_slots_fill_along_the_slider_as_the_records_say(runs):
             assert stages(page) == [held.get(slot, "DORMANT") for slot in growth.slots]
             page.keyboard.press("ArrowRight")
         assert page.locator("#story .rate").count() == 1, "seeds have the same rate"
-        told = page.locator("#story .told-one")
-        assert told.count() == len(growth.told)
-        told.first.focus()
+        happened = page.locator("#story .happened-one")
+        assert happened.count() == len(growth.happened)
+        happened.first.focus()
         page.keyboard.press("Enter")
-        first = growth.told[0].step
+        first = growth.happened[0].step
         assert shown_step(page) == (0 if first is None else first + 1)
         page.locator("#story .life").first.focus()
         assert growth.seeds[0].blueprint in page.locator("#story .seed-readout").inner_text()
@@ -101,7 +101,7 @@ def test_slots_fill_along_the_slider_as_the_records_say(runs):
 
 def test_play_goes_to_the_end_and_stops_where_no_motion_is_wanted_it_goes_by_changes(runs):
     growth = views.read_growth(runs / "ppo", 1, 0)
-    changes = sorted({(one.step or 0) + 1 for one in growth.told if one.step is not None})
+    changes = sorted({(one.step or 0) + 1 for one in growth.happened if one.step is not None})
     with server(runs) as (address, _), browser() as page:
         opened(page, address, "?member=0")
         button = page.locator("#story .play")

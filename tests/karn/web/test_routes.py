@@ -157,7 +157,7 @@ def test_a_member_is_the_one_asked_for_by_default_the_best_of_the_newest_round(c
         assert (one["round"], one["member"], one["newest"]) == (0, member, 1)
         assert {seed["member"] for seed in one["seeds"]} <= {member}
         assert [point["at"] for point in one["points"]] == list(range(1, one["steps"] + 1))
-        assert one["told"] == sorted(one["told"], key=lambda said: said["at"])
+        assert one["happened"] == sorted(one["happened"], key=lambda said: said["at"])
     beyond = client.get("/api/runs/ppo/growth?round=99999999999999999999&member=7").json()
     assert (beyond["round"], beyond["member"]) == (1, 1)
 

@@ -1,6 +1,6 @@
 """How the parts of a network are built: layers, containers, parameters, buffers and blocks.
 
-A part is a tree. Its *slots* are the numbers in it; equal blocks differ in these alone, and become
+A part is a tree. Its *slots* are the numbers in it; equal blocks differ only in these, and become
 one class whose arguments they are.
 """
 

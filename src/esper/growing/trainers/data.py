@@ -1,6 +1,6 @@
 """Training batches of a run by number: the same for every run with the same seed, on every resume.
 
-Resident data are gathered by index, in an order that depends on (seed, epoch) alone. A stream is
+Resident data are gathered by index, in an order that depends only on (seed, epoch). A stream is
 read in its own order; batch n of a run is the n-th of the stream, whichever run asks.
 
 Shape letters: B batch, N samples.

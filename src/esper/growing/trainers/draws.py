@@ -1,4 +1,4 @@
-"""Random numbers of a run: they depend on its seed and the number of the batch alone."""
+"""Random numbers of a run: they depend only on its seed and the number of the batch."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Feed(Protocol):
         ...
 
     def batch(self) -> Batch:
-        """The next batch, computed from values on the device alone."""
+        """The next batch, computed from values on the device."""
         ...
 
     def advance(self) -> None:

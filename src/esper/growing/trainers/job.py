@@ -30,7 +30,7 @@ class Job:
     judged: bool = True
     """Whether it is judged on the validation part at its end."""
     every: float = 0.0
-    """Seconds after which it is judged on the way, again and again; 0: at its end alone."""
+    """Seconds after which it is judged on the way, again and again; 0: only at its end."""
 
 
 @dataclass(frozen=True, slots=True)

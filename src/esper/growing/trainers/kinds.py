@@ -3,7 +3,7 @@
 Three things are captured silently wrong or not at all: Python state that `forward` changes, waiting
 for the device, and random numbers of generators. So a few batches of one network of each kind are
 trained twice, eagerly and by replays; what differs in weights, statistics, optimiser or attributes
-is trained eagerly. Networks that differ in their sizes alone are of one kind.
+is trained eagerly. Networks that differ only in their sizes are of one kind.
 """
 
 from __future__ import annotations

@@ -102,11 +102,11 @@ def try_on_pair(network: nn.Module, task: Task) -> Calls:
         with user_code(f"{name} fails on the CPU, where it is tried before it is cut over ranks"):
             calls, both = watch_calls(network, lambda: task.outputs(network, pair))
             with torch.no_grad():
-                alone = task.outputs(network, [value[:1] for value in pair])
+                first = task.outputs(network, [value[:1] for value in pair])
     finally:
         for part, mode in was.items():
             part.training = mode
-    if not torch.allclose(both[:1].float(), alone.float(), rtol=1e-2, atol=1e-3, equal_nan=True):
+    if not torch.allclose(both[:1].float(), first.float(), rtol=1e-2, atol=1e-3, equal_nan=True):
         raise EsperError(
             f"{name} cannot be trained on several ranks: its output for a sample depends on the "
             f"other samples of the batch, of which every rank computes a share; train it without "

@@ -61,7 +61,7 @@ class Calls:
         self.count[part] += 1
         self.running.append(part)
         self._given.append(given)
-        if isinstance(part, _DropoutNd) and part.inplace:  # changes it in training alone
+        if isinstance(part, _DropoutNd) and part.inplace:  # changes it only in training
             changed = {id(value) for value, _ in given}
             for outer, mine in zip(self.running, self._given, strict=True):
                 if any(id(value) in changed for value, _ in mine):

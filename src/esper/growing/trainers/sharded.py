@@ -129,7 +129,7 @@ class ShardedProgram(Program):
             take_from_first(value, shards)
         calls = shards.together(lambda: try_on_pair(network, self.task))
         units = choose_units(network, calls, self._small)
-        # Shapes alone: whoever keeps a parameter keeps it whole, on the device.
+        # Only shapes: whoever keeps a parameter keeps it whole, on the device.
         shapes = {n: p.shape for n, p in network.named_parameters(remove_duplicate=False)}
         self.copied = uncut_parameters(network)
         """Parameters that every rank has whole."""
@@ -203,7 +203,7 @@ class ShardedProgram(Program):
         for param in trained:
             size = param.numel()
             flag, found, flat = flat[:1], flat[1 : 1 + size], flat[1 + size :]
-            # SYNC: parameters alone that no sample of this rank has used
+            # SYNC: only parameters that no sample of this rank has used
             if param.grad is not None or flag.item():
                 param.grad = found.view(param.shape).to(param.dtype)
 
@@ -232,7 +232,7 @@ class ShardedProgram(Program):
             if bool((self.shards.least(number) != -self.shards.least(-number)).any()):
                 raise EsperError(
                     f"{class_name(self.network.inner)} updates its buffer {name!r} from the "
-                    f"samples of a batch, of which every rank has a share; batch norms alone are "
+                    f"samples of a batch, of which every rank has a share; only batch norms are "
                     f"computed over all ranks: train it without ranks"
                 )
 

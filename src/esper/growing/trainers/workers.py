@@ -146,7 +146,7 @@ class WorkerTrainer:
         self.cores = self.at_once if own else 1
         self._transport = ProcessTransport() if transport is None else transport
         self._form, self.note = task_form(task)
-        """Why runs are trained in this process alone; empty: they are not."""
+        """Why runs are trained only in this process; empty: they are not."""
         if task.device.type == "cpu":
             keep_freed_memory()  # activations of one batch are those of the next
         self._after, self._began = after, math.inf

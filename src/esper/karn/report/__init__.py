@@ -1,1 +1,1 @@
-"""The report of a run: one self-contained HTML page, from its records alone."""
+"""The report of a run: one self-contained HTML page, from its records."""

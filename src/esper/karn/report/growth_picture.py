@@ -75,7 +75,9 @@ def _slot(
     slot: str, seeds: list[SeedGrowth], x: Scale, top: float, bottom: float, now: int
 ) -> Markup:
     series = [Series("", tuple(_estimates(one.measured))) for one in seeds if one.measured]
-    panel = line_panel(series, x, top, bottom - BAR, "") if series else markup()
+    panel = (
+        line_panel(series, x, top, bottom - BAR, "points lost without it") if series else markup()
+    )
     names = (
         tag("text", one.blueprint, x=x(one.stages[0].first), y=bottom - 17, class_="note")
         for one in _apart(seeds)

@@ -44,8 +44,6 @@ STYLE: Final = (
 .esper-grow .edge.picked { fill: none; stroke: var(--pick); stroke-width: 2; opacity: 1; }
 .esper-grow .lane { fill: var(--soft); opacity: .6; }
 .esper-grow .lost { stroke: var(--host); stroke-width: 2; fill: none; }
-.esper-grow .tall { max-height: 44rem; overflow: auto; }
-.esper-grow .tall svg { min-width: 560px; }
 """
 )
 
@@ -82,7 +80,7 @@ def lineage_plot(runs: Sequence[LineageRun]) -> Markup:
         for lane in sorted(names)
     ]  # fmt: skip
     label = f"{len(runs)} runs by rung and network; the table has them"
-    drawn = canvas(
+    return canvas(
         label,
         bottom + 8,
         _legend(runs),
@@ -92,7 +90,6 @@ def lineage_plot(runs: Sequence[LineageRun]) -> Markup:
         *_edges(runs, places, columns),
         *(_mark(one, *places[one.label], len(runs) <= MAX_STORIES) for one in runs),
     )
-    return tag("section", drawn, class_="tall", tabindex="0", aria_label="Lineage")
 
 
 def _lane_name(one: LineageRun) -> str:

@@ -15,7 +15,7 @@ from esper.karn.views.damage import UNREADABLE, problem_of, reader
 from esper.leyline.errors import EsperError
 from esper.plotting.durations import duration
 from esper.plotting.html import STYLE, Markup, markup, table, tag
-from esper.plotting.numbers import interval, number
+from esper.plotting.numbers import interval
 from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
 
@@ -27,6 +27,9 @@ MORE_STYLE: Final = """
 .esper-grow .band { opacity: .22; stroke: none; }
 .esper-grow .problem { color: var(--host); overflow-wrap: anywhere; }
 .esper-grow .bar { opacity: .55; stroke-width: 1.5; }
+.esper-grow .plot { overflow: auto; }
+.esper-grow .tall { max-height: 44rem; }
+.esper-grow .plot svg { min-width: 640px; }
 .esper-grow .life { stroke: var(--muted); stroke-width: .6; }
 """
 
@@ -102,14 +105,12 @@ def _section(title: str, parts: Sequence[Markup]) -> Markup:
 
 
 def _opening(found: RunSummary, said: str) -> Markup:
-    timed = found.unit == "minutes"
-    amount = (lambda value: duration(60 * value)) if timed else number
-    total = "" if found.total is None else f"of {amount(found.total)}"
+    time_spent = duration(found.seconds)
     facts = [
         *((fact.name, fact.value, fact.beside) for fact in found.result.facts),
         ("state", found.state.value, found.problem),
-        (found.unit or "progress", amount(found.done), total),
-        ("time", duration(found.seconds), f"started {found.created} UTC"),
+        ("progress", "-" if not found.unit or found.amount == time_spent else found.amount, ""),
+        ("time", time_spent, f"started {found.created} UTC"),
     ]
     cards = [
         tag("li", title, tag("strong", value), tag("span", beside, class_="muted"))
@@ -142,8 +143,9 @@ def _training_verdict(found: RunSummary) -> str:
     if not rounds:
         return f"{found.policy} on {found.task}: no round is complete yet"
     last = rounds[-1]
+    judged = f"{found.headline}; " if found.result.is_judged else ""
     return (
-        f"{found.policy} on {found.task}: training score {interval(last.score)} in round "
+        f"{found.policy} on {found.task}: {judged}training score {interval(last.score)} in round "
         f"{last.round + 1} of {found.total or len(rounds):g}, accuracy "
         f"{interval(last.accuracy)}, {last.added_params:,.0f} parameters added"
     )
@@ -151,8 +153,7 @@ def _training_verdict(found: RunSummary) -> str:
 
 def _contender_verdict(found: RunSummary) -> str:
     if not found.headline:
-        total = "" if found.total is None else f" of {found.total:g}"
-        return f"{found.kind} of {found.task}: {found.done:g}{total} {found.unit} done"
+        return f"{found.kind} of {found.task}: {found.amount} done"
     gain = found.result.gain
     if gain is None or gain.low != gain.low:
         return found.headline

@@ -66,9 +66,11 @@ def _as_table(
     )
 
 
-def _picture(drawn: Markup, caption: str) -> Markup:
-    """A plot with its caption."""
-    return tag("figure", drawn, tag("figcaption", caption))
+def _picture(drawn: Markup, caption: str, kind: str = "plot") -> Markup:
+    """A plot with its caption; on a phone it is scrolled, so that its texts can be read."""
+    about = caption.partition(";")[0].partition(".")[0]
+    plot = tag("section", drawn, class_=kind, tabindex="0", aria_label=about)
+    return tag("figure", plot, tag("figcaption", caption))
 
 
 # ---- training ----------------------------------------------------------------------------------
@@ -77,10 +79,10 @@ def _picture(drawn: Markup, caption: str) -> Markup:
 def _learning(run: Path) -> Section:
     """Scores by round."""
     rounds = views.read_rounds(run)
-    scores = Series("score", tuple((p.round + 1.0, p.score) for p in rounds))
+    scores = Series("training score", tuple((p.round + 1.0, p.score) for p in rounds))
     accuracy = Series("accuracy, held out", tuple((p.round + 1.0, p.accuracy) for p in rounds))
-    head = ("round", "score (95 %)", "accuracy (95 %)", "train accuracy", "added parameters",
-            "seeds grown", "made permanent", "pruned", "rollbacks", "restarts",
+    head = ("round", "training score (95 %)", "accuracy (95 %)", "train accuracy",
+            "added parameters", "seeds grown", "made permanent", "pruned", "rollbacks", "restarts",
             "seconds")  # fmt: skip
     rows = [
         (str(p.round + 1), interval(p.score), interval(p.accuracy), number(p.train_accuracy),
@@ -89,10 +91,10 @@ def _learning(run: Path) -> Section:
          number(p.seconds))
         for p in rounds
     ]  # fmt: skip
-    label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"
+    label = f"Training score and accuracy of {len(rounds)} rounds; the table below has the values"
     return "Learning curve", [
         _picture(
-            line_plot([scores, accuracy], "round", "score, accuracy", label),
+            line_plot([scores, accuracy], "round", "training score, accuracy", label),
             "Means over the members of a round; bands are 95 % intervals.",
         ),
         _as_table("Rounds", head, rows),
@@ -140,9 +142,9 @@ def _grown(run: Path) -> Section:
         f"{found.host_params:,}. Below, the stages of a seed; above them the accuracy that is lost "
         f"without it, in points, with 95 % intervals."
     )
-    rows = [("-" if one.step is None else str(one.step + 1), one.what) for one in found.told]
-    told = _as_table("What happened", ("step", "what happened"), rows, (0,))
-    return title, [_picture(growth_picture(found), caption), told]
+    rows = [("-" if one.step is None else str(one.step + 1), one.what) for one in found.happened]
+    happened = _as_table("What happened", ("step", "what happened"), rows, (0,))
+    return title, [_picture(growth_picture(found), caption), happened]
 
 
 def _actions(run: Path) -> Section:
@@ -344,7 +346,7 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
 def _topologies(run: Path) -> Section:
     """Topologies of an audit by size and test score."""
     found = views.read_frontier(run)
-    words = {"host": "the host", "front": "on the frontier", "static": "others"}
+    words = {"host": "host", "front": "on the frontier", "others": "others"}
     dots = [Dot(_seed_names(one), one.params, one.score, _kind(one)) for one in found]
     head = ("network", "test (interval)", "validation", "parameters", "MACs", "number")
     rows = [
@@ -362,7 +364,7 @@ def _topologies(run: Path) -> Section:
 def _kind(one: views.FrontierPoint) -> str:
     if one.is_host:
         return "host"
-    return "front" if one.on_frontier else "static"
+    return "front" if one.on_frontier else "others"
 
 
 _GROWN: Final = {
@@ -423,7 +425,7 @@ def _lineage(run: Path) -> Section:
         "length; dotted, something was changed; green, the way to the pick."
     )
     return "Lineage", [
-        _picture(lineage.lineage_plot(found), note),
+        _picture(lineage.lineage_plot(found), note, "plot tall"),
         _as_table("Runs", head, rows, (1, 6)),
     ]
 
@@ -442,7 +444,7 @@ def _best(run: Path) -> Section:
     ]
     label = f"The best validation score rose {len(found)} times; the table has the values"
     return "Best score so far", [
-        _picture(line_plot([Series("", tuple(steps))], "seconds of training, all runs",
+        _picture(line_plot([Series("", tuple(steps))], "seconds",
                            "validation score", label, 240.0),
                  "Validation score of the best network within the budget."),
         _as_table("Best scores", ("seconds", "validation score", "number", "parameters"), rows),

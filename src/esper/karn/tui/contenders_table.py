@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -16,8 +17,9 @@ from esper.karn.tui.reader import RunShot
 from esper.karn.views import Contender, RunKind, RunState, RunSummary
 from esper.plotting.numbers import fixed, interval, number, signed_interval
 
-_FIGURES_WIDTH = 70
-"""Columns of everything but the drawn interval."""
+_FIGURES_WIDTH = 27
+"""Columns of everything but name, drawn interval and difference."""
+_NAME: Final = 24
 
 
 def _why_none(run: RunSummary) -> str:
@@ -38,14 +40,18 @@ class ContendersTable(Panel):
         found = shot.contenders
         if not found:
             return not_yet(shot, _why_none(shot.summary))
-        room = max(12, min(60, width - _FIGURES_WIDTH))
+        differences = [
+            "reference" if one.is_reference else signed_interval(one.difference) for one in found
+        ]
+        names = min(_NAME, max(len(one.label) for one in found))
+        others = _FIGURES_WIDTH + names + max(map(len, differences)) + len(str(found[0].n))
+        room = max(12, min(60, width - others))
         scale = _scale(found)
         table = plain_table("policy", "n", "score", _ends(scale, room), "difference", "params",
                             "compute", right=(1, 5, 6))  # fmt: skip
-        for one in found:
+        for one, difference in zip(found, differences, strict=True):
             name = Text(one.label, style="bold" if one.is_reference else "")
-            name.truncate(24, overflow="ellipsis")
-            difference = "reference" if one.is_reference else signed_interval(one.difference)
+            name.truncate(_NAME, overflow="ellipsis")
             table.add_row(name, str(one.n), fixed(one.score.value), _drawn(one, scale, room),
                           difference, number(one.params), fixed(one.compute, 2))  # fmt: skip
         return Group(table, Text(""), *_best(found))

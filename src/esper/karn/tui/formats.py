@@ -25,7 +25,7 @@ STATE_STYLES: Final = {
     RunState.KILLED: "bold #e69f00",
     RunState.BROKEN: "bold #e69f00",
 }
-"""Blue and orange, which every eye tells apart; the mark says the same without colour."""
+"""Blue and orange, which every eye distinguishes; the mark says the same without colour."""
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 
 

@@ -19,12 +19,14 @@ PICK_STYLE: Final = "bold #e69f00"
 FRONT_STYLE: Final = "bold #56b4e9"
 _MARKS: Final = {
     "pick": ("◆", PICK_STYLE),
+    "model": ("M", "bold"),
     "host": ("H", "bold"),
     "frontier": ("●", FRONT_STYLE),
     "other": ("○", "dim"),
 }
 _WORDS: Final = {
     "pick": "pick",
+    "model": "your model",
     "host": "host",
     "frontier": "on the frontier",
     "other": "another network",
@@ -56,7 +58,7 @@ def _judged(shot: RunShot) -> list[_Point]:
     found = []
     for one in shot.frontier:
         role = "frontier" if one.on_frontier else "other"
-        role = "host" if one.is_host else role
+        role = ("model" if one.origin == "given" else "host") if one.is_host else role
         role = "pick" if one.is_pick else role
         found.append(_Point(one.params, one.score.value, role))
     return [one for one in found if math.isfinite(one.score) and one.params > 0]
@@ -65,7 +67,7 @@ def _judged(shot: RunShot) -> list[_Point]:
 def _in_training(shot: RunShot) -> list[_Point]:
     """Last validation score of each network that is being searched."""
     found = [
-        _Point(one.params, one.points[-1].score, "host" if one.origin == "given" else "other")
+        _Point(one.params, one.points[-1].score, "model" if one.origin == "given" else "other")
         for one in shot.curves
         if one.points
     ]

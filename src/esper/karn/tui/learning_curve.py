@@ -40,10 +40,10 @@ def _in_words(points: Sequence[RoundPoint], width: int) -> Text:
     """Two lines; what does not fit is left out whole."""
     last, best = points[-1], max(points, key=lambda one: one.score.value)
     score, accuracy = (
-        f"score {interval(last.score)}",
+        f"training score {interval(last.score)}",
         f"  accuracy {fixed(last.accuracy.value)}",
     )
-    score = score if len(score) <= width else f"score {fixed(last.score.value, 4)}"
+    score = score if len(score) <= width else f"training score {fixed(last.score.value, 4)}"
     found = f"best {fixed(best.score.value)} in round {best.round + 1}"
     marks = "  ● mean  │ 95 % interval"
     return Text.assemble(

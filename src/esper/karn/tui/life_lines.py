@@ -15,7 +15,7 @@ from esper.karn.views import SeedLife
 from esper.leyline.stages import SeedStage
 
 _LABEL = 24
-_NARROW_LABEL = 14
+_LEAST_LABEL = 14
 
 
 class LifeLines(Panel):
@@ -29,7 +29,9 @@ class LifeLines(Panel):
         if not shot.seeds:
             return hint("no seed has germinated in the newest round")
         length = _length(shot)
-        label = _LABEL if width >= 70 else _NARROW_LABEL
+        names = (len(_place(one)) + len(one.blueprint) for one in shot.seeds)
+        room = width - 1 - min(length, width // 2)  # a column for every step, if there are
+        label = max(_LEAST_LABEL, min(_LABEL, room, max(names)))
         columns = max(8, min(width - label - 1, 2 * length))
         lines = [_line(lives, label, columns, length) for lives in _by_slot(shot.seeds)]
         seen = {SeedStage[span.stage] for one in shot.seeds for span in one.stages}
@@ -54,7 +56,7 @@ def _by_slot(seeds: Sequence[SeedLife]) -> list[list[SeedLife]]:
 def _line(lives: Sequence[SeedLife], label: int, columns: int, length: int) -> Text:
     """All seeds that a slot of a member had."""
     last = lives[-1]
-    place = f"{last.member:>3} {last.slot} "
+    place = _place(last)
     name = place + middle(last.blueprint, max(3, label - len(place)))
     line = Text.assemble(f"{name:<{label}} ", no_wrap=True)
     stages = _stages(lives, length)
@@ -65,6 +67,10 @@ def _line(lives: Sequence[SeedLife], label: int, columns: int, length: int) -> T
             at += 1
         line.append_text(stage_mark(stage, at - begin))
     return line
+
+
+def _place(one: SeedLife) -> str:
+    return f"{one.member:>3} {one.slot} "
 
 
 def _stages(lives: Sequence[SeedLife], length: int) -> list[SeedStage]:

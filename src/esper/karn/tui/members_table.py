@@ -19,7 +19,9 @@ _NAMED_SLOT: int = 24
 _FIGURES: int = 22
 """Columns of member, score, accuracy and size."""
 _OPERATION: int = 8
-"""Columns of the last operation, at least."""
+"""Columns of the last operation, at least; it is left out where names would be cut."""
+_MARK: int = 2
+"""Columns of the mark of a stage."""
 
 
 class MembersTable(Panel):
@@ -35,10 +37,12 @@ class MembersTable(Panel):
         first = members[0]
         when = "end of the episode" if first.step is None else f"step {first.step + 1}"
         slots = [one.slot for one in first.slots]
-        acts = any(one.op for one in members)
-        acts = acts and width >= _FIGURES + _OPERATION + sum(len(slot) + 1 for slot in slots)
+        ops = max(_OPERATION - 1, *(len(_operation(one)) for one in members)) + 1
+        names = [len(one.blueprint) for member in members for one in member.slots]
+        held = sum(max(len(slot), _MARK + max(names, default=0)) + 1 for slot in slots)
+        acts = any(one.op for one in members) and width >= _FIGURES + ops + held
         heads = ["", "score", "acc.", "added"] + (["last op"] if acts else [])
-        ops = max(_OPERATION - 1, *(len(_operation(one)) for one in members)) + 1 if acts else 0
+        ops = ops if acts else 0
         room = (width - _FIGURES - ops) // max(1, len(slots)) - 1
         table = plain_table(*heads, *slots, right=(0, 1, 2, 3))
         for column, slot in zip(table.columns[len(heads) :], slots, strict=True):

@@ -30,6 +30,7 @@ class NetworksTable(Panel):
         curves = {one.label: one for one in shot.curves}
         table = plain_table("", "no.", "test", "val.", "curve", "params", "width", "seeds; recipe",
                             right=(1, 2, 3, 5))  # fmt: skip
+        table.columns[-1].no_wrap = False  # it gives way, figures never do
         labels = sorted(
             {**tested, **curves}, key=lambda label: -_rank(tested.get(label), curves.get(label))
         )
@@ -57,7 +58,7 @@ def _role(point: FrontierPoint | None) -> Text:
     if point.is_pick:
         return Text("◆", style=PICK_STYLE)
     if point.is_host:
-        return Text("H", style="bold")
+        return Text("M" if point.origin == "given" else "H", style="bold")
     return Text("●", style=FRONT_STYLE) if point.on_frontier else Text("")
 
 
@@ -66,12 +67,13 @@ def _cells(point: FrontierPoint | None, curve: NetworkCurve | None) -> list[Rend
     assert known is not None, "a label comes from one of the two"
     val = point.val_score if point is not None else _last(curve)
     line = sparkline([one.score for one in curve.points], _CURVE) if curve else ""
-    recipe = f"; {curve.recipe}" if curve and curve.recipe else ""
+    seeds = topology(known.topology) if any(known.topology) else ""
+    recipe = curve.recipe if curve else ""
     return [
         fixed(point.score.value if point else None),
         fixed(val),
         line,
         number(known.params),
         known.variant or "x1",
-        Text(f"{topology(known.topology)}{recipe}", overflow="ellipsis"),
+        Text("; ".join(part for part in (seeds, recipe) if part)),
     ]

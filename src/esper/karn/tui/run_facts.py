@@ -28,8 +28,9 @@ class RunFacts(Panel):
         """Budget, speed, phases, setup."""
         table = plain_table("", "")
         table.show_header = False
-        table.columns[0].min_width = _LABEL
-        room = width - _LABEL - 1
+        names = (len(fact.name) for fact in shot.summary.result.facts)
+        label = min(max((_LABEL, *names)), width // 2)
+        table.columns[0].min_width, room = label, width - label - 1
         for name, value in (*_budget(shot, room), *_speed(shot, width), *_setup(shot)):
             table.add_row(Text(name, style="dim"), _shortened(name, value, room))
         phases = _phases(shot)
@@ -45,8 +46,7 @@ def _shortened(name: str, value: str, width: int) -> Text:
 
 def _budget(shot: RunShot, room: int) -> list[tuple[str, str]]:
     run = shot.summary
-    of = f" of {number(run.total)}" if run.total else ""
-    rows = [("done", f"{number(run.done)}{of} {run.unit}"), ("time", duration(run.seconds))]
+    rows = [("done", run.amount), ("time", duration(run.seconds))]
     if run.seconds_left is not None:
         rows.append(("time left", duration(run.seconds_left)))
     for fact in run.result.facts:

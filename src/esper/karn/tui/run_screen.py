@@ -40,6 +40,8 @@ POLL_SECONDS: Final = 1.0
 WIDE: Final = 120
 HIGH: Final = 34
 """Columns and rows from which all panels are shown at once."""
+VERY_WIDE: Final = 180
+"""Columns from which on three are beside each other."""
 
 
 class RunScreen(Screen[None]):
@@ -166,5 +168,6 @@ class RunScreen(Screen[None]):
 
     def _arrange(self) -> None:
         self.set_class(self._zoomed or not self._fits, "-single")
+        self.set_class(self.size.width >= VERY_WIDE, "-wide")
         self.refresh_bindings()
         self.query_one(PanelStrip).show_panels(self.panels, self.chosen)

@@ -11,7 +11,7 @@ from textual.widgets import DataTable
 
 from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES
 from esper.karn.views import RunSummary
-from esper.plotting.numbers import UNKNOWN, fixed, number
+from esper.plotting.numbers import UNKNOWN, fixed
 
 _COLUMNS = ("state", "kind", "done", "result", "run", "tags", "created (UTC)")
 
@@ -47,15 +47,14 @@ class RunsTable(DataTable[Text]):
 
 
 def _row(run: RunSummary) -> tuple[Text, ...]:
-    of = f"/{number(run.total)}" if run.total else ""
     return (
         Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state]),
         Text(run.kind.value),
-        Text(f"{number(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
+        Text(run.amount if run.unit else UNKNOWN),
         _result(run),
         Text(run.name),
         Text(", ".join(run.tags)),
-        Text(run.created or UNKNOWN),
+        Text(run.created_short or UNKNOWN),
     )
 
 

@@ -13,7 +13,7 @@ from esper.karn.tui.stage_marks import stage_mark
 from esper.karn.views import RunSummary
 from esper.leyline.stages import SeedStage
 from esper.plotting.durations import duration
-from esper.plotting.numbers import fixed, number
+from esper.plotting.numbers import fixed
 
 _BAR = 24
 _SHORT_BAR = 10
@@ -47,8 +47,7 @@ def _progress(shot: RunShot, width: int) -> Text:
         full = round(run.progress * bar)
         line.append("█" * full, style="#56b4e9").append("░" * (bar - full), style="dim")
         line.append(" ")
-    of = f"/{number(run.total)}" if run.total else ""
-    parts = [f"{number(run.done)}{of} {run.unit}", duration(run.seconds)]
+    parts = [run.amount, *([] if run.unit == "minutes" else [duration(run.seconds)])]
     if run.seconds_left is not None:
         parts.append(f"{duration(run.seconds_left)} left")
     if shot.speeds:

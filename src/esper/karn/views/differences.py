@@ -132,7 +132,7 @@ def _why_unpaired(ours: _Scores, theirs: _Scores) -> str:
     if not (ours.values and theirs.values):
         return f"values of single {ours.unit} are not recorded"
     other = "other contexts" if ours.unit == "contexts" else "other seeds"
-    return other if min(len(ours.values), len(theirs.values)) > 1 else "one value alone"
+    return other if min(len(ours.values), len(theirs.values)) > 1 else "only one value"
 
 
 def _at(scores: _Scores, keys: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -249,7 +249,7 @@ def _compared(run: Path, summary: RunSummary, at: int) -> list[_Scores]:
 
 
 def _audited(run: Path, summary: RunSummary, at: int) -> list[_Scores]:
-    """Every way to choose of an audit's report; those that were trained have their mean alone."""
+    """Every way to choose of an audit's report; those that were trained have only their mean."""
     path = run / f.CONTENDERS
     document = read_entries(path) if path.exists() else {}
     keys = texts(document, "contexts")

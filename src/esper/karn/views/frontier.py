@@ -19,14 +19,16 @@ from esper.karn.views.documents import Entries, entries, objects, real, text, te
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.search_table import (
     SearchTable,
-    elapsed_seconds,
     gain,
     given_run,
+    is_cut,
+    judged_at,
     merit,
     pick_gain,
     read_search,
     recipe_text,
     scored,
+    settled,
     validation_frontier,
     within,
 )
@@ -79,7 +81,7 @@ class FrontierPoint:
     seconds: float = math.nan
     """That it was trained."""
     elapsed: float = math.nan
-    """Seconds of training of this run and all before it in the table, one after another."""
+    """Seconds of the search when it was judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class BestPoint:
     """The best validation score so far, from a run on."""
 
     elapsed: float
-    """Seconds of training of all runs until then, one after another."""
+    """Seconds of the search until then."""
     val_score: float
     label: str
     """Number of the run."""
@@ -123,14 +125,14 @@ def _grown(run: Path) -> list[FrontierPoint]:
         }
     else:
         front = validation_frontier(within(search.rows, search.info))
-    live, elapsed = is_locked(run), elapsed_seconds(search.rows)
+    live = is_locked(run)
     points = [
         replace(
             _point(row, judged.get(number, {}), search, live),
             on_frontier=number in front,
             is_host=number == host,
             is_pick=number == pick,
-            elapsed=elapsed.get(number, math.nan),
+            elapsed=judged_at(row),
         )
         for number, row in rows.items()
     ]
@@ -170,19 +172,13 @@ def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> Fr
         on_frontier=False,
         is_host=False,
         is_pick=False,
-        under_way=live and _is_cut(row),
+        under_way=live and is_cut(row),
         recipe=recipe_text(row),
         parent="" if parent is None else str(parent),
         latency=_latency(judged or row),
         length=search.length(row),
         seconds=real(row, "seconds"),
     )
-
-
-def _is_cut(row: Entries) -> bool:
-    """Whether a run was judged before its end."""
-    batches = real(entries(row, "recipe"), "batches")
-    return text(row, "status") == "cut" and real(row, "trained") < batches
 
 
 def _latency(one: Entries) -> Estimate:
@@ -216,12 +212,13 @@ def read_best(run: Path) -> tuple[BestPoint, ...]:
     search = read_search(run)
     if not search.rows:
         search.require_whole()
-    elapsed, best, found = elapsed_seconds(search.rows), -math.inf, list[BestPoint]()
-    for row in scored(within(search.rows, search.info)):
+    best, found = -math.inf, list[BestPoint]()
+    rows = settled(within(search.rows, search.info), is_locked(run))
+    for row in sorted(rows, key=judged_at):
         if merit(row) > best:
             best, number = merit(row), whole(row, "number")
             found.append(
-                BestPoint(elapsed[number], real(row, "score"), str(number),
+                BestPoint(judged_at(row), real(row, "score"), str(number),
                           whole(row, "params") or 0)
             )  # fmt: skip
     return tuple(found)

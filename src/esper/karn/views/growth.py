@@ -116,7 +116,7 @@ class MemberGrowth:
     """Empty where they are not recorded."""
     stopped: bool
     """It stopped training before the end: the last rates were not used."""
-    told: tuple[Sentence, ...]
+    happened: tuple[Sentence, ...]
 
 
 @reader
@@ -153,7 +153,7 @@ def read_growth(run: Path, at: int | None = None, member: int | None = None) -> 
         points=points,
         rates=_rates(tables, only, chosen, steps)[:now],
         stopped=_stopped(tables, only, chosen),
-        told=_told(tables, only, chosen, setup),
+        happened=_happened(tables, only, chosen, setup),
     )
 
 
@@ -262,7 +262,7 @@ def _stopped(tables: EventTables, only: Rounds, member: int) -> bool:
 def _planted(
     seeds: Sequence[SeedGrowth], outcome: Row | None, setup: RunSetup
 ) -> tuple[SeedGrowth, ...]:
-    """The seeds of a network that was planted whole: no event told of them, but its end.
+    """The seeds of a network that was planted whole: no event is theirs but its end.
 
     Their parameters are known together: the first one has them.
     """
@@ -295,10 +295,14 @@ def _times(seeds: Iterable[SeedGrowth]) -> list[int]:
     return [span.first if span.end is None else span.end for span in spans]
 
 
-def _told(tables: EventTables, only: Rounds, member: int, setup: RunSetup) -> tuple[Sentence, ...]:
+def _happened(
+    tables: EventTables, only: Rounds, member: int, setup: RunSetup
+) -> tuple[Sentence, ...]:
     """What happened to a member, in order."""
-    told: list[Sentence] = []
+    happened: list[Sentence] = []
     for name in TOLD_OF_MEMBERS:
         rows = tables.rows(TelemetryEventType[name], (), only)
-        told += member_sentences(name, (row for row in rows if row["member_N"] == member), setup)
-    return tuple(sorted(told, key=lambda one: (-1 if one.step is None else one.step, one.time)))
+        happened += member_sentences(
+            name, (row for row in rows if row["member_N"] == member), setup
+        )
+    return tuple(sorted(happened, key=lambda one: (-1 if one.step is None else one.step, one.time)))

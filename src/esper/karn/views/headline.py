@@ -19,7 +19,7 @@ from esper.karn.views.contenders import Contender, judged_contenders, read_conte
 from esper.karn.views.damage import UNREADABLE
 from esper.karn.views.documents import Entries, entries, listed, read_entries, real
 from esper.karn.views.documents import whole as integer
-from esper.karn.views.search_table import SearchTable, merit, pick_gain, scored, within
+from esper.karn.views.search_table import SearchTable, merit, pick_gain, settled, within
 from esper.leyline.statistics import Estimate
 from esper.plotting.numbers import number
 from esper.storage import run_files as f
@@ -73,12 +73,12 @@ NONE: Final = Headline()
 # ---- grow --------------------------------------------------------------------------------------
 
 
-def search_headline(search: SearchTable) -> Headline:
+def search_headline(search: SearchTable, live: bool = False) -> Headline:
     """The pick on test, or the best validation score so far."""
     metric, pick = str(search.info.get("metric") or "score"), search.pick
     if pick:
         return _of_pick(search, metric, pick)
-    best = max(scored(within(search.rows, search.info)), key=merit, default=None)
+    best = max(settled(within(search.rows, search.info), live), key=merit, default=None)
     if best is None:
         return NONE
     score, size = real(best, "score"), f"{real(best, 'params'):,.0f} parameters"

@@ -62,13 +62,13 @@ def under_way(found: LiveRecord) -> str:
     """What is under way in one line.
 
     >>> under_way(LiveRecord("training", round=0, step=2, steps=8, accuracy=0.5, score=0.25))
-    'training: step 2 of 8 of round 1, accuracy 50.0 %, score 0.2500'
+    'training: step 2 of 8 of round 1, accuracy 50.0 %, training score 0.2500'
     """
-    score = "best validation score" if found.round < 0 and not found.policy else "score"
+    kind = "" if found.policy else "training " if found.round >= 0 else "best validation "
     parts = [
         where(found),
         "" if math.isnan(found.accuracy) else f"accuracy {100 * found.accuracy:.1f} %",
-        "" if math.isnan(found.score) else f"{score} {found.score:.4f}",
+        "" if math.isnan(found.score) else f"{kind}score {found.score:.4f}",
     ]
     said = ", ".join(part for part in parts if part)
     return f"{found.doing}: {said}" if said else found.doing

@@ -22,7 +22,7 @@ from esper.karn.views.headline import policies_headline, search_headline
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.lineage import LineageRun, read_lineage
 from esper.karn.views.run_story import end_text
-from esper.karn.views.search_table import SearchTable, elapsed_seconds, read_search
+from esper.karn.views.search_table import SearchTable, judged_at, read_search
 from esper.karn.views.sentences import UNUSUAL, recent_sentences
 from esper.karn.views.sessions import RunSession, read_work_sessions
 from esper.karn.views.setup import RunSetup
@@ -41,7 +41,7 @@ class LogLine:
     time: float = math.nan
     """Seconds since 1970; NaN: not recorded."""
     elapsed: float = math.nan
-    """Seconds of training of all runs until then, one after another; NaN: not of a search."""
+    """Seconds of the search until then; NaN: not of a search."""
     round: int | None = None
     """Of training, or rung of a search, from 0; None: of the whole run."""
     unusual: bool = False
@@ -112,20 +112,23 @@ def _searched(run: Path) -> list[LogLine]:
         search.require_whole()
     lineage, best = (read_lineage(run), read_best(run)) if search.rows else ((), ())
     rows = {str(whole(row, "number")): row for row in search.rows}
-    elapsed = {str(number): at for number, at in elapsed_seconds(search.rows).items()}
     lines, now = [_search_started(run, search)], 0.0
     for rung in sorted({one.rung for one in lineage}):
         runs = [one for one in lineage if one.rung == rung]
         planned = (f"#{one.label} planned: {_within_line(one.made)}" for one in runs)
         lines += [LogLine(said, math.nan, now, rung) for said in planned]
-        for one in runs:
-            now = elapsed.get(one.label, now)
+        for one in sorted(runs, key=lambda one: _known(judged_at(rows[one.label]), math.inf)):
+            now = max(now, _known(judged_at(rows[one.label]), now))
             said = _ended(search, rows[one.label], one)
             is_bad = one.state == "diverged"
             lines += [LogLine(said, math.nan, now, rung, is_bad)] if said else []
             lines += [LogLine(new, math.nan, now, rung) for new in _became_best(best, one.label)]
     ends = [*_search_ended(run, search), *_refitted(lineage), *_judged(search)]
     return lines + [LogLine(said, math.nan, now, unusual=bad) for said, bad in ends]
+
+
+def _known(seconds: float, other: float) -> float:
+    return other if math.isnan(seconds) else seconds
 
 
 def _search_started(run: Path, search: SearchTable) -> LogLine:

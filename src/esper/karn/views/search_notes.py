@@ -140,6 +140,9 @@ def settings_rows(run: Path) -> list[tuple[str, str]]:
 
 def _budget(budget: Entries) -> str:
     named = [name for name in budget if not name.startswith(_HOW)]
-    limits = [(_LIMITS.get(name, name), real(budget, name)) for name in named]
-    given = [f"{value:,.12g} {name}" for name, value in limits if value == value]
+    limits = [(name, value) for name in named if (value := real(budget, name)) == value]
+    given = [
+        duration(60.0 * value) if name == "minutes" else f"{value:,.12g} {_LIMITS.get(name, name)}"
+        for name, value in limits
+    ]
     return ", ".join(given) or "default"

@@ -5,7 +5,6 @@ The table is there from the first run on, the result once networks are judged on
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -133,6 +132,17 @@ def scored(rows: Sequence[Entries]) -> list[Entries]:
     return [row for row in rows if row.get("diverged") is not True and merit(row) > -math.inf]
 
 
+def settled(rows: Sequence[Entries], live: bool) -> list[Entries]:
+    """Runs whose validation score stays: while a search is live, not those under way."""
+    return [row for row in scored(rows) if not (live and is_cut(row))]
+
+
+def is_cut(row: Entries) -> bool:
+    """Whether a run was judged before its end."""
+    batches = real(entries(row, "recipe"), "batches")
+    return text(row, "status") == "cut" and real(row, "trained") < batches
+
+
 def within(rows: Sequence[Entries], info: Entries) -> list[Entries]:
     """Runs whose networks the budget allows."""
     budget = entries(info, "budget")
@@ -148,11 +158,9 @@ def validation_frontier(rows: Sequence[Entries]) -> set[int | None]:
     return {integer(some[index], "number") for index in front}
 
 
-def elapsed_seconds(rows: Sequence[Entries]) -> dict[int | None, float]:
-    """Seconds of training until the end of every run, one after another in their order."""
-    seconds = [real(row, "seconds") for row in rows]
-    sums = itertools.accumulate(0.0 if math.isnan(one) else one for one in seconds)
-    return {integer(row, "number"): at for row, at in zip(rows, sums, strict=True)}
+def judged_at(row: Entries) -> float:
+    """Seconds of the search when a run was judged; NaN: it was not, or that is not recorded."""
+    return real(row, "at") or math.nan
 
 
 def given_run(rows: Sequence[Entries]) -> Entries:

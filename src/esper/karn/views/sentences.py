@@ -120,8 +120,8 @@ def recent_sentences(
     events: Iterable[EventLine], setup: RunSetup | None = None
 ) -> tuple[Sentence, ...]:
     """What a list of events shows, oldest first."""
-    told = (event for event in events if event.type not in IN_FIGURES)
-    return tuple(one for event in told for one in sentences_of(event, setup))
+    shown = (event for event in events if event.type not in IN_FIGURES)
+    return tuple(one for event in shown for one in sentences_of(event, setup))
 
 
 def _occurrences(payload: Entries) -> list[Entries]:
@@ -211,7 +211,7 @@ _TOLD: Final = frozenset(
     {SeedStage.GERMINATED, SeedStage.FOSSILIZED, SeedStage.PRUNED, SeedStage.EMBARGOED,
      SeedStage.RESETTING}
 )  # fmt: skip
-"""Stages that events of their own tell of, and the cooldown of an empty slot."""
+"""Stages that have events of their own, and the cooldown of an empty slot."""
 
 
 def _stage_changed(row: Entries, names: RunSetup) -> str:
@@ -293,14 +293,14 @@ def _run_finished(row: Entries, names: RunSetup) -> str:
     dropped = whole(row, "events_dropped")
     return _joined(
         f"the run ended: {text(row, 'status').lower()} after {_many(row, 'rounds_done', 'round')}",
-        _after("best score", _figure(row, "best_score", ".3f")),
+        _after("best training score", _figure(row, "best_score", ".3f")),
         f"{dropped} events dropped" if dropped else "",
     )
 
 
 def _round_completed(row: Entries, names: RunSetup) -> str:
     return _joined(
-        _after("round completed: score", _figure(row, "mean_score", ".3f")),
+        _after("round completed: training score", _figure(row, "mean_score", ".3f")),
         _after("best member", _figure(row, "max_score", ".3f")),
         _after("accuracy", _figure(row, "mean_accuracy", ".1%")),
         _figure(row, "mean_added_params", "+,.0f", " parameters"),
@@ -430,7 +430,7 @@ _OF_MEMBERS: Final[Mapping[str, _Say]] = MappingProxyType(
 )
 """Says one occurrence of an event with columns `[N]`."""
 TOLD_OF_MEMBERS: Final = tuple(name for name in _OF_MEMBERS if name not in IN_FIGURES)
-"""Types that tell how a member grew."""
+"""Types of events of how a member grew."""
 _OF_ALL: Final[Mapping[str, _Say]] = MappingProxyType(
     {
         "RUN_STARTED": _run_started,

@@ -23,7 +23,7 @@ Setting = str | float | bool | None
 MAX_SETTINGS: Final = 2000
 """Of a run; what is beyond them is not shown."""
 MAX_VALUE_CHARS: Final = 160
-"""Of a list or a text; longer ones are cut, and told apart by a digest."""
+"""Of a list or a text; longer ones are cut, and distinguished by a digest."""
 MAX_NAME_CHARS: Final = 120
 _NOT_SETTINGS: Final = frozenset(("schema", "checksum", "created", "name", "notes", "sessions"))
 """Entries of a record's top that say what it is, not how the run was set."""
@@ -107,7 +107,7 @@ def _pairs(value: list[Json]) -> dict[str, Json] | None:
 
 
 def _shown(value: Json) -> Setting:
-    """A value in one short text; what is cut is told apart by a digest."""
+    """A value in one short text; what is cut is distinguished by a digest."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):

@@ -1,9 +1,10 @@
-"""The runs in a folder: kind, state, progress and time of each, from small files alone."""
+"""The runs in a folder: kind, state, progress and time of each, from small files."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,8 @@ from esper.karn.views.search_table import read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
+from esper.plotting.durations import duration
+from esper.plotting.numbers import number
 from esper.storage import run_files as f
 from esper.storage.atomic import require_folder
 from esper.storage.folder_lock import is_locked
@@ -110,6 +113,8 @@ class RunSummary:
     def progress(self) -> float | None:
         """0..1, what is under way included; None if the total is not known."""
         share = _known(self.live.share) if self.live else None
+        if self.unit == "minutes" and self.state is RunState.FINISHED:
+            return 1.0  # it may end before its time is spent
         if not self.total:
             return None if share is None else min(1.0, max(0.0, share))
         return min(1.0, max(0.0, self.done / self.total, share or 0.0))
@@ -123,6 +128,28 @@ class RunSummary:
         if self.pace is None or not self.total or self.progress == 1.0:
             return None
         return self.pace * self.total * (1.0 - (self.progress or 0.0))
+
+    @property
+    def amount(self) -> str:
+        """How much is done, as `2 of 3 rounds` or `38 s of 10 min 0 s`; of a search that ended
+        within its time, only that time.
+        """
+        is_time = self.unit == "minutes"
+        if is_time and self.state is RunState.FINISHED:
+            return duration(60.0 * self.done)
+        done, *total = (
+            duration(60.0 * value) if is_time else number(value)
+            for value in (self.done, self.total)
+            if value is not None
+        )
+        of = f" of {total[0]}" if total else ""
+        return f"{done}{of}" if is_time else f"{done}{of} {self.unit}".rstrip()
+
+    @property
+    def created_short(self) -> str:
+        """When it was made, to the minute and without the year; other text as it is."""
+        found = re.fullmatch(r"\d{4}-(\d\d-\d\d \d\d:\d\d):\d\d", self.created)
+        return found[1] if found else self.created
 
     @property
     def headline(self) -> str:
@@ -308,7 +335,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         params=whole(pick, "params"),
         host_score=_known(real(host, "test_score")),
         metric=text(info, "metric"),
-        result=search_headline(search),
+        result=search_headline(search, running),
         verdict=text(search.result, "verdict"),
     )
 

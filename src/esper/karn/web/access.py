@@ -75,13 +75,14 @@ class Access:
 
 
 def access_for(host: str, token_file: Path | None, names: tuple[str, ...] = ()) -> Access:
-    """Rules for a server at an address: open on this machine alone, else with a token."""
-    alone = _is_loopback(host)
-    token = _read_token(token_file) if token_file else None if alone else secrets.token_urlsafe(32)
+    """Rules for a server at an address: open on this machine, else with a token."""
+    is_local = _is_loopback(host)
+    made = None if is_local else secrets.token_urlsafe(32)
+    token = _read_token(token_file) if token_file else made
     known = {"localhost", host, *names}
-    if not alone:
+    if not is_local:
         known |= {socket.gethostname(), socket.getfqdn()}
-    return Access(token, frozenset(name.lower().rstrip(".") for name in known), not alone)
+    return Access(token, frozenset(name.lower().rstrip(".") for name in known), not is_local)
 
 
 def _is_loopback(host: str) -> bool:

@@ -35,7 +35,7 @@ MAX_EVENTS: Final = 100
 MAX_LINES: Final = 500
 """Lines of another log, the newest."""
 LAST_EVENTS: Final = 5 * MAX_EVENTS
-"""Events that are read for the first message: many of them are in figures and not told."""
+"""Events that are read for the first message: many of them are in figures, not in sentences."""
 
 Point = TypeVar("Point")
 Series = Callable[[Path, int], Sequence[Any]]
@@ -67,7 +67,7 @@ class RunFeed:
             message = self._message(self._cursor.poll())
             if self._cursor.kind is RunKind.TRAIN:
                 events = self._read("events", lambda: views.last_events(self._run, LAST_EVENTS))
-                message["events"] = self._told(events)
+                message["events"] = self._sentences(events)
             return message
 
     def next(self) -> dict[str, Json] | None:
@@ -94,13 +94,13 @@ class RunFeed:
         self._setup = next(iter(setup), None)
         found: dict[str, Json] = {
             "setup": to_plain(setup[:1]),
-            "events": self._told(update.events),
+            "events": self._sentences(update.events),
         }
         for name, reader in _SERIES.items():
             found[name] = self._points(name, self._read_after(name, reader))
         return found | self._judged()
 
-    def _told(self, events: Sequence[views.EventLine]) -> Json:
+    def _sentences(self, events: Sequence[views.EventLine]) -> Json:
         """The newest events that a log shows."""
         return to_plain(views.log_of_events(events, self._setup)[-MAX_EVENTS:])
 

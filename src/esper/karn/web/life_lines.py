@@ -55,8 +55,8 @@ def growth_entry(found: views.MemberGrowth) -> dict[str, Json]:
     """A member in a round as JSON, its sentences with the steps done when they came true."""
     plain = to_plain(found)
     assert isinstance(plain, dict)
-    told = ((0 if one.step is None else one.step + 1, one.what) for one in found.told)
-    return plain | {"told": [{"at": at, "text": what} for at, what in told]}
+    happened = ((0 if one.step is None else one.step + 1, one.what) for one in found.happened)
+    return plain | {"happened": [{"at": at, "text": what} for at, what in happened]}
 
 
 def stage_look() -> list[Json]:

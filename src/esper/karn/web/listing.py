@@ -131,6 +131,7 @@ def run_entry(run: RunSummary) -> Json:
         "id": id_of(run.path.name),
         "progress": run.progress,
         "seconds_left": run.seconds_left,
+        "amount": run.amount,
         "under_way": run.under_way,
         "where": "" if run.live is None else where(run.live),
         "headline": run.headline,

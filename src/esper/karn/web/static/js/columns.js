@@ -1,13 +1,13 @@
 // Columns of the list of runs: how each is shown, and what it is sorted by.
 
 import { el } from "./dom.js";
-import { duration, number, progressText, signed, STATE_MARKS } from "./format.js";
+import { duration, number, signed, STATE_MARKS } from "./format.js";
 
 // A column: label; value(run), which it is sorted by; show(run), a text or nodes, else the value is
 // the text; key(run), which changes whenever what is shown does, else the value; number: right of its
 // cell; descends: a first click sorts from high to low, as of numbers.
 const BUILT_IN = {
-  state: { label: "state", value: (run) => run.state, show: stateCell, key: (run) => `${run.state} ${run.problem} ${run.progress} ${run.done} ${run.where}` },
+  state: { label: "state", value: (run) => run.state, show: stateCell, key: (run) => `${run.state} ${run.problem} ${run.progress} ${run.amount} ${run.where} ${leftText(run)}` },
   kind: { label: "kind", value: (run) => run.kind },
   task: { label: "task, model", value: (run) => run.task },
   policy: { label: "policy", value: (run) => run.policy },
@@ -16,7 +16,7 @@ const BUILT_IN = {
   metric: { label: "metric", value: (run) => run.metric },
   params: { label: "parameters", value: (run) => run.params, number: true },
   gain: { label: "gain", value: (run) => run.result.gain?.value ?? null, show: (run) => (run.result.gain ? signed(run.result.gain.value) : ""), number: true, title: "of what was judged, over your model (grow), the same networks from the start (train), the reference (compare, audit)" },
-  progress: { label: "progress", value: (run) => run.progress, show: (run) => (run.unit ? progressText(run) : ""), key: (run) => run.done, descends: true },
+  progress: { label: "progress", value: (run) => run.progress, show: (run) => (run.unit ? run.amount : ""), key: (run) => run.done, descends: true },
   seconds: { label: "duration", value: (run) => run.seconds, show: (run) => (run.seconds === null ? "" : duration(run.seconds)), number: true },
   created: { label: "created (UTC)", value: (run) => run.created, descends: true },
   seed: { label: "seed", value: (run) => run.seed, number: true },
@@ -74,7 +74,11 @@ function stateCell(run) {
   if (run.state === "finished" || !run.unit) return [state];
   const bar = run.progress === null ? null
     : el("progress", { max: 1, value: run.progress, "aria-label": `Progress of ${run.name}` });
-  return [state, ...(bar ? [bar] : []), el("span", { class: "done", title: run.under_way || null }, run.where || progressText(run))];
+  return [state, ...(bar ? [bar] : []), el("span", { class: "done", title: run.under_way || null }, run.where || run.amount, leftText(run))];
+}
+
+function leftText(run) {
+  return run.seconds_left === null ? "" : `, about ${duration(run.seconds_left)} left`;
 }
 
 function tagCell(run, { onTag }) {

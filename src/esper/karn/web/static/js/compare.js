@@ -6,7 +6,7 @@ import { Curves, curveSource } from "./curves.js";
 import { Differences } from "./differences.js";
 import { el, main, setText, svg } from "./dom.js";
 import { fillTable, Figure, select } from "./figure.js";
-import { duration, number, progressText, signed, STATE_MARKS } from "./format.js";
+import { duration, number, signed, STATE_MARKS } from "./format.js";
 import { FrontierPlot } from "./frontier.js";
 import { RunData } from "./rundata.js";
 import { SettingsDiff } from "./settingsdiff.js";
@@ -235,7 +235,7 @@ function sideBySide(runs, baseline) {
     return `${show(value)}${apart}`;
   };
   const facts = [
-    ["kind", (run) => run.kind], ["progress", (run) => (run.unit ? progressText(run) : "-")], ["task, model", (run) => run.task || "-"],
+    ["kind", (run) => run.kind], ["progress", (run) => (run.unit ? run.amount : "-")], ["task, model", (run) => run.task || "-"],
     ["policy", (run) => run.policy || "-"], ["seed", (run) => String(run.seed ?? "-")],
     ["result", (run) => run.headline || "-"], ["parameters", beside("params", number)],
     ["gain", (run) => signed(run.result.gain?.value)], ["duration", (run) => duration(run.seconds)],

@@ -58,7 +58,7 @@ export class IntervalPlot {
     const y = top + 28;
     const text = row.isReference ? `${row.label} (reference)` : row.label;
     const group = svg("g", {}, svg("title", {}, `${text}: ${interval(row.estimate)}, n = ${row.n}`),
-      svg("text", { class: "label", x: box.left, y: top + 15 }, text));
+      svg("text", { class: "label over", x: box.left, y: top + 15 }, text));
     if (low !== null && high !== null) group.append(whisker(row.estimate, x, y, { stroke: ink, "stroke-width": 2.2 }, false));
     const shape = row.isReference
       ? svg("rect", { x: x(value) - 5, y: y - 5, width: 10, height: 10, fill: ink, class: "mark" })

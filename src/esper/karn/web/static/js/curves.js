@@ -16,7 +16,8 @@ const ZOOM_STEP = 2;
 const SHARED = new Set(["mousemove", "mouseleave"]); // what other curves hear of a pointer
 const everyCurves = new Set();
 
-// series: [{label, x, y, low?, high?, place?, faint?}] with arrays of equal length; null: no value.
+// series: [{label, x, y, low?, high?, place?, faint?, colour?}] with arrays of equal length; null: no
+// value. `colour`: instead of that of its place, with an edge, so that pale ones are seen.
 // `log`: "x" or "y", the axis that the reader may make logarithmic.
 export class Curves {
   constructor({ xLabel, yLabel, log = "" }) {
@@ -62,7 +63,7 @@ export class Curves {
   }
 
   update() {
-    const shape = JSON.stringify([this.xLabel, this.yLabel, this.isLog, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint])]);
+    const shape = JSON.stringify([this.xLabel, this.yLabel, this.isLog, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint, s.colour])]);
     this.data = joined(this.series, this.isLog ? this.log : "");
     if (this.chart && shape === this.shape) this.chart.setData(this.data.table);
     else this.build(shape);
@@ -109,7 +110,7 @@ export class Curves {
     if (this.zoom) this.chart.setScale("x", this.zoom);
   }
 
-  // ---- what uPlot is told -----------------------------------------------------------------------
+  // ---- options of uPlot -----------------------------------------------------------------------
 
   options(width) {
     const ink = colour("--ink-soft");
@@ -135,16 +136,18 @@ export class Curves {
         y: false, drag: { x: true, y: false, dist: 8 }, points: { size: 7 },
         sync: { key: this.xLabel, scales: ["x", null], filters: { pub: (type) => SHARED.has(type), sub: (type) => SHARED.has(type) } },
       },
-      hooks: { setCursor: [(u) => this.read(u.cursor.idx)], setScale: [(u, name) => name === "x" && this.zoomed(u)] },
+      hooks: { draw: [(u) => this.drawLone(u)], setCursor: [(u) => this.read(u.cursor.idx)], setScale: [(u, name) => name === "x" && this.zoomed(u)] },
     };
   }
 
   column({ one, part, place }) {
     const show = !this.legend.isHidden(one.label);
+    if (part === "edge") return { stroke: colour("--ink-soft"), width: 5, points: { show: false }, spanGaps: true, show };
     if (part !== "y") return { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true, show };
-    const stroke = one.faint ? `${seriesColour(place)}40` : seriesColour(place);
+    const ink = one.colour ?? seriesColour(place);
+    const stroke = one.faint ? `${ink}40` : ink;
     return {
-      label: one.label, stroke, width: 2, dash: dashOf(place), spanGaps: true, show,
+      label: one.label, stroke, width: one.colour ? 3 : 2, dash: one.colour ? [] : dashOf(place), spanGaps: true, show,
       points: { show: one.x.length <= FEW_POINTS, size: 5, fill: stroke, stroke },
     };
   }
@@ -157,10 +160,26 @@ export class Curves {
     return found;
   }
 
+  // Of a band with a single point there is nothing to fill: its interval is a line.
+  drawLone(u) {
+    this.data.columns.forEach(({ one, part, place }, i) => {
+      const known = part === "high" ? this.data.table[i + 1].flatMap((high, at) => (high === null || high === undefined ? [] : [at])) : [];
+      if (known.length !== 1 || this.legend.isHidden(one.label)) return;
+      const x = u.valToPos(this.data.table[0][known[0]], "x", true);
+      u.ctx.save();
+      u.ctx.strokeStyle = seriesColour(place);
+      u.ctx.lineWidth = 2 * devicePixelRatio;
+      u.ctx.beginPath();
+      for (const [end, draw] of [[1, "moveTo"], [2, "lineTo"]]) u.ctx[draw](x, u.valToPos(this.data.table[i + end][known[0]], "y", true));
+      u.ctx.stroke();
+      u.ctx.restore();
+    });
+  }
+
   fillLegend() {
     const isAlone = this.series.length < 2 && !this.series[0].low;
     const entries = this.series.map((one, i) => ({
-      name: this.series.length > 1 ? one.label : undefined, swatch: lineSwatch(one.place ?? i),
+      name: this.series.length > 1 ? one.label : undefined, swatch: lineSwatch(one.place ?? i, one.colour),
       text: one.low ? `${one.label}, with 95 % interval` : one.label,
     }));
     this.legend.fill(isAlone ? [] : entries, colour("--series-0") + this.shape);
@@ -231,7 +250,7 @@ export class Curves {
       const low = one.low ? this.data.table[i + 3]?.[index] : null;
       const high = one.low ? this.data.table[i + 2]?.[index] : null;
       const range = low !== null && low !== undefined ? ` [${number(low, 3)}, ${number(high, 3)}]` : "";
-      rows.push({ label: one.label, text: `${number(value)}${range}`, place });
+      rows.push({ label: one.label, text: `${number(value)}${range}`, place, colour: one.colour });
     });
     setText(this.readout, [at, ...rows.map(({ label, text }) => `${label} ${text}`)].join(" · "));
     this.tip.show(at, rows, this.chart.cursor.left);
@@ -274,10 +293,9 @@ function joined(series, log) {
     const kept = log === "x" ? one.x.map((x, at) => [x, at]).filter(([x]) => x > 0).map(([, at]) => at) : null;
     const part = (values) => above(kept ? kept.map((at) => values[at]) : values, "y");
     const x = kept ? kept.map((at) => one.x[at]) : one.x;
-    columns.push({ one, part: "y", place });
-    if (!one.low) return [x, part(one.y)];
-    columns.push({ one, part: "high", place }, { one, part: "low", place });
-    return [x, part(one.y), part(one.high), part(one.low)];
+    const found = [...(one.colour ? [["edge", one.y]] : []), ["y", one.y], ...(one.low ? [["high", one.high], ["low", one.low]] : [])];
+    columns.push(...found.map(([name]) => ({ one, part: name, place })));
+    return [x, ...found.map(([, values]) => part(values))];
   });
   const table = tables.length === 1 ? tables[0] : uPlot.join(tables);
   return { columns, table };

@@ -36,7 +36,8 @@ export class Differences {
     setText(this.heading, `Differences to ${baseline.name}`);
     const none = runs.filter((run) => !run.differences.length).map((run) => run.name);
     setText(this.note, [
-      "Run minus baseline, with 95 % intervals. Paired: both had the same hosts, so that luck with a host cancels out.",
+      "Run minus baseline, with 95 % intervals.",
+      runs.some((run) => run.differences.some((one) => one.how.startsWith("paired"))) ? "Paired: on the same hosts or samples, so that luck cancels out." : "",
       none.length ? `Nothing was measured in both yet: ${none.join(", ")}.` : "",
     ].join(" "));
     clear(this.body).append(...grouped(runs).map((group) => measureTable(group, baseline)));
@@ -62,9 +63,9 @@ function measureTable({ title, rows }, baseline) {
   const scale = linear(range[0] === range[1] ? [-1, 1] : range, [PAD, WIDTH - PAD]);
   const columns = ["run", first.measure, "difference", "", "", "how"];
   const head = el("tr", {}, ...columns.map((label, i) => (label ? el("th", { scope: "col" }, label) : el("td", {}, i === 3 ? axis(scale, range) : null))));
-  const told = first.higher_is_better ? title : `${title} (lower is better)`;
-  return el("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": told },
-    el("table", { class: "difference" }, el("caption", {}, told), el("thead", {}, head), el("tbody", {},
+  const caption = first.higher_is_better ? title : `${title} (lower is better)`;
+  return el("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": caption },
+    el("table", { class: "difference" }, el("caption", {}, caption), el("thead", {}, head), el("tbody", {},
       el("tr", {}, nameCell(baseline), el("td", { "data-label": first.measure }, interval(first.theirs)), el("td", { colspan: 4, class: "note" }, "baseline")),
       ...rows.map(({ name, place, one }) => el("tr", {}, nameCell({ name, place }),
         el("td", { "data-label": one.measure }, interval(one.ours)), el("td", { "data-label": "difference" }, change(one.difference)),

@@ -46,7 +46,7 @@ export function short(value, digits = 3) {
   return `${Number((rounded / unit).toPrecision(digits))}${letter}`;
 }
 
-// Numbers of an axis, with the digits that tell them apart.
+// Numbers of an axis, with the digits that distinguish them.
 export function tickTexts(ticks) {
   const distinct = new Set(ticks).size;
   for (let digits = 3; digits < MAX_TICK_DIGITS; digits += 1) {
@@ -97,11 +97,6 @@ export function stateSentence(run) {
         "What it had written is shown; it can be resumed.";
     default: return `This folder, or a part of it, cannot be read: ${run.problem}`;
   }
-}
-
-export function progressText(run) {
-  const done = `${number(run.done, 3)}`;
-  return run.total ? `${done} of ${number(run.total, 3)} ${run.unit}` : `${done} ${run.unit}`;
 }
 
 export function topologyText(point) {

@@ -12,7 +12,7 @@ const HEIGHT = 300;
 const BOX = { left: 52, top: 30, bottom: HEIGHT - 44 };
 const LETTER = 6.6; // width of a letter of a label, about
 const LABEL_PLACES = [[9, -7], [-9, -7], [9, 15], [-9, 15], [9, 4], [-9, 4]];
-const KINDS = [["pick", "pick"], ["host", "host"], ["frontier", "on the frontier"], ["other", "other"],
+const KINDS = [["pick", "pick"], ["model", "your model"], ["host", "host"], ["frontier", "on the frontier"], ["other", "other"],
   ["grown", "grown, or chosen"], ["static", "planted from the start"]];
 
 // groups: [{label, points, place}]
@@ -103,13 +103,13 @@ export function policyPoints(contenders) {
 function kindOf(point) {
   if (point.kind) return point.kind;
   if (point.is_pick) return "pick";
-  if (point.is_host) return "host";
+  if (point.is_host) return point.origin === "given" ? "model" : "host";
   return point.on_frontier ? "frontier" : "other";
 }
 
 function mark(kind, x, y, ink) {
   const common = { stroke: ink, "stroke-width": 2, fill: kind === "other" || kind === "static" ? "none" : ink, class: "mark" };
-  if (kind === "host") return svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, ...common });
+  if (kind === "host" || kind === "model") return svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, ...common });
   if (kind === "pick") {
     return svg("path", { d: `M${x} ${y - 8}L${x + 8} ${y}L${x} ${y + 8}L${x - 8} ${y}Z`, ...common });
   }
@@ -138,19 +138,28 @@ function groupMarks(group, points, x, y, box) {
 function names(points, x, y, box) {
   const spots = points.map((p) => ({ p, at: x(p.params), height: y(p.score.value) }));
   const taken = spots.map(({ at, height }) => [at - 6, height - 6, at + 6, height + 6]);
+  const bars = spots.filter(({ p }) => p.score.low !== null && p.score.high !== null)
+    .map(({ p, at }) => [at - 2, Math.max(box.top, y(p.score.high)), at + 2, Math.min(box.bottom, y(p.score.low))]);
   const found = [];
-  for (const { p, at, height } of spots.filter((spot) => spot.p.name)) {
-    const width = LETTER * p.name.length;
-    for (const [right, down] of LABEL_PLACES) {
-      const left = right < 0 ? at + right - width : at + right;
-      const place = [left, height + down - 10, left + width, height + down + 3];
-      if (left < box.left || place[2] > box.right || place[1] < box.top - 8 || taken.some((other) => overlap(place, other))) continue;
-      taken.push(place);
-      found.push(svg("text", { class: "label", x: at + right, y: height + down, "text-anchor": right < 0 ? "end" : "start" }, p.name));
-      break;
-    }
+  for (const spot of spots.filter(({ p }) => p.name)) {
+    const place = placeOf(spot, box, [...taken, ...bars]) ?? placeOf(spot, box, taken);
+    if (!place) continue;
+    taken.push(place.covered);
+    found.push(svg("text", { class: "label over", x: place.x, y: place.y, "text-anchor": place.anchor }, spot.p.name));
   }
   return found;
+}
+
+// The first place of a name beside its mark where it covers nothing; null: there is none.
+function placeOf({ p, at, height }, box, taken) {
+  const width = LETTER * p.name.length;
+  for (const [right, down] of LABEL_PLACES) {
+    const left = right < 0 ? at + right - width : at + right;
+    const covered = [left, height + down - 10, left + width, height + down + 3];
+    if (left < box.left || covered[2] > box.right || covered[1] < box.top - 8 || taken.some((other) => overlap(covered, other))) continue;
+    return { covered, x: at + right, y: height + down, anchor: right < 0 ? "end" : "start" };
+  }
+  return null;
 }
 
 function overlap(one, other) {
@@ -159,7 +168,7 @@ function overlap(one, other) {
 
 function frontierTable(groups) {
   const several = groups.length > 1;
-  const roles = (p) => [p.is_pick && "pick", p.is_host && "host", p.on_frontier && "frontier"]
+  const roles = (p) => [p.is_pick && "pick", p.is_host && (p.origin === "given" ? "your model" : "host"), p.on_frontier && "frontier"]
     .filter(Boolean).join(", ");
   return {
     columns: [

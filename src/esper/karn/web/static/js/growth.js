@@ -21,14 +21,14 @@ export class Growth {
     this.addControls();
     this.figure = new Figure("story", "How a member grew", { controls: this.controls, wide: true });
     this.state = el("p", { class: "growth-state" });
-    this.network = el("div", { class: "network-plot" });
-    this.lanes = el("div", {});
+    this.network = el("div", { class: "network-plot picture-row" });
+    this.lanes = el("div", { class: "picture-row" });
     this.readout = el("p", { class: "seed-readout" }, "Point at a life line, or Tab to it, for its figures. A click moves the slider.");
-    this.told = el("ol", { class: "told" });
+    this.happened = el("ol", { class: "happened" });
     this.scrubber = new Scrubber((step) => this.moveTo(step));
     this.body = el("div", { class: "growth" },
       el("div", { class: "growth-plots" }, this.state, this.network, this.scrubber.node, this.lanes, this.readout),
-      el("div", { class: "growth-told" }, el("h3", {}, "What happened"), this.told));
+      el("div", { class: "growth-happened" }, el("h3", {}, "What happened"), this.happened));
     this.networkDrawing = new Drawing((width) => [networkDrawing(this.found, this.scrubber.step, width)]);
     this.laneDrawing = new Drawing((width) => this.paintLanes(width));
     onTheme(() => this.body.isConnected && this.found?.round >= 0 && this.draw(this.figure.plot));
@@ -99,7 +99,7 @@ export class Growth {
     }
     if (this.body.parentNode !== node) clear(node).append(this.body);
     this.laneDrawing.show(this.lanes);
-    this.fillTold();
+    this.fillHappened();
     this.moveTo(this.scrubber.step);
   }
 
@@ -116,11 +116,11 @@ export class Growth {
     return [picture, stageLegend(this.found.seeds), ...notes.map((text) => el("p", { class: "note" }, text))];
   }
 
-  fillTold() {
-    const items = this.found.told.map((one) => el("li", { "data-at": one.at },
-      el("button", { type: "button", class: "told-one", click: () => this.scrubber.set(one.at) },
-        el("span", { class: "told-step" }, one.at ? `step ${one.at}` : "start"), ` ${one.text}`)));
-    this.told.replaceChildren(...items.length ? items : [el("li", { class: "empty" }, "No seed germinated in this member in this round.")]);
+  fillHappened() {
+    const items = this.found.happened.map((one) => el("li", { "data-at": one.at },
+      el("button", { type: "button", class: "happened-one", click: () => this.scrubber.set(one.at) },
+        el("span", { class: "happened-step" }, one.at ? `step ${one.at}` : "start"), ` ${one.text}`)));
+    this.happened.replaceChildren(...items.length ? items : [el("li", { class: "empty" }, "No seed germinated in this member in this round.")]);
   }
 
   moveTo(step) {
@@ -129,13 +129,13 @@ export class Growth {
     this.networkDrawing.show(this.network);
     this.moveCursor?.(step);
     let last = null;
-    for (const item of this.told.children) {
+    for (const item of this.happened.children) {
       const at = Number(item.dataset.at);
       item.classList.toggle("later", at > step);
       item.classList.toggle("now", at === step);
       if (at <= step) last = item;
     }
-    if (last) this.told.scrollTop = last.offsetTop - this.told.clientHeight / 2;
+    if (last) this.happened.scrollTop = last.offsetTop - this.happened.clientHeight / 2;
   }
 
   table() {

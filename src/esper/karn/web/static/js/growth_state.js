@@ -50,7 +50,7 @@ export function rateText(rate) {
 
 // Steps at which something happened, in order.
 export function changes(growth) {
-  return [...new Set(growth.told.map((one) => one.at))].sort((a, b) => a - b);
+  return [...new Set(growth.happened.map((one) => one.at))].sort((a, b) => a - b);
 }
 
 // `+8.0 ± 1.1 points`, as the sentences of the server have it.

@@ -42,7 +42,10 @@ export class Legend {
   }
 }
 
-export function lineSwatch(place) {
-  const line = svg("line", { x1: 1, y1: 6, x2: 27, y2: 6, stroke: seriesColour(place), "stroke-width": 2.5, "stroke-dasharray": dashOf(place).join(" ") });
-  return svg("svg", { width: 28, height: 12, "aria-hidden": "true" }, line);
+// `colour`: instead of that of the place, with an edge.
+export function lineSwatch(place, colour = null) {
+  const line = (look) => svg("line", { x1: 1, y1: 6, x2: 27, y2: 6, ...look });
+  const lines = colour === null ? [line({ stroke: seriesColour(place), "stroke-width": 2.5, "stroke-dasharray": dashOf(place).join(" ") })]
+    : [line({ stroke: "var(--ink-soft)", "stroke-width": 6 }), line({ stroke: colour, "stroke-width": 4 })];
+  return svg("svg", { width: 28, height: 12, "aria-hidden": "true" }, ...lines);
 }

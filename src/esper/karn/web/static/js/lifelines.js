@@ -10,7 +10,7 @@ import { stageLegend } from "./seed_lanes.js";
 import { stageColour, stageWord } from "./stages.js";
 import { onTheme, seriesColour } from "./theme.js";
 
-const LANE = 24;
+const LANE = 28;
 const BAR = 10;
 const PANEL = 96;
 const PANEL_HEAD = 24;
@@ -112,7 +112,7 @@ export class LifeLines {
       if (lane.first) picture.append(svg("line", { class: "divider", x1: 0, x2: box.right, y1: top, y2: top }));
       const text = lane.first ? `${lane.member} ${lane.slot}` : lane.slot;
       const kind = lane.member === this.chosen.member ? "label chosen" : "label";
-      picture.append(svg("text", { class: kind, x: box.left - 6, y: top + 18, "text-anchor": "end" }, text));
+      picture.append(svg("text", { class: kind, x: box.left - 6, y: top + 24, "text-anchor": "end" }, text));
     });
     for (const seed of this.found.seeds) {
       const top = tops.get(`${seed.member} ${seed.slot}`);
@@ -156,7 +156,7 @@ export class LifeLines {
 
   life(seed, top, x) {
     const group = svg("g", {});
-    const y = top + 12;
+    const y = top + 16;
     for (const span of seed.stages) {
       const end = span.end ?? this.found.steps;
       const said = `${seed.blueprint} in ${seed.slot} of member ${seed.member}: ${stageWord(span.stage)}, steps ${span.first} to ${end}`;
@@ -172,7 +172,7 @@ export class LifeLines {
     const last = seed.measured.at(-1);
     const isWide = x(held) - start > 7 * (seed.blueprint.length + 20);
     const text = last && isWide ? `${seed.blueprint}, ${pointsText(last)}` : seed.blueprint;
-    group.append(svg("text", { class: "seed", x: start + 1, y: y - 3 }, text));
+    group.append(svg("text", { class: "seed", x: start + 1, y: y - 4 }, text));
     return group;
   }
 

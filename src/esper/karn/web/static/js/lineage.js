@@ -77,8 +77,8 @@ export class LineageFigure {
     const labels = svg("svg", { width: side, height: plan.height, class: "lane-names", "aria-hidden": "true" },
       ...plan.lanes.map(({ top, height }, i) => svg("text", { x: 2, y: top + height / 2 + 4 }, svg("title", {}, names[i].network), laneName(names[i], side))));
     return [el("div", { class: "lineage-rows" },
-      el("div", { class: "lineage-head" }, svg("svg", { width: side, height: HEAD, class: "lane-names", "aria-hidden": "true" }), head),
-      el("div", { class: "lineage-row" }, labels, plot))];
+      el("div", { class: "lineage-head picture-row" }, svg("svg", { width: side, height: HEAD, class: "lane-names", "aria-hidden": "true" }), head),
+      el("div", { class: "lineage-row picture-row" }, labels, plot))];
   }
 
   // Where the runs that are looked at came from, and what came from them.
@@ -97,7 +97,7 @@ export class LineageFigure {
     }
   }
 
-  // Scrolls inside the box alone.
+  // Scrolls only inside the box.
   reveal(label) {
     const place = this.marks.places.find((one) => one.label === label);
     if (!place || this.box.matches(":hover") || this.box.contains(document.activeElement)) return;
@@ -225,7 +225,7 @@ function legend(lineage) {
     ["under way", { state: "under way" }, (run) => run.state === "under way"], ["cut", { state: "cut" }, (run) => run.state === "cut"],
     ["not trained", { shade: -1, state: "planned" }, (run) => run.state === "planned"],
   ];
-  return [el("li", {}, "validation score, lowest fifth", shades, "highest"),
+  return [el("li", {}, shades, "validation score, from the lowest fifth to the highest"),
     ...kinds.filter(([, , test]) => lineage.some(test)).map(([text, look]) => el("li", {}, swatch(runShape({ ...plain, ...look }, 9, 9)), text))];
 }
 

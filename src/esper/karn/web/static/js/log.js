@@ -6,7 +6,7 @@ import { clock, duration, number } from "./format.js";
 const time = ["time (UTC)", (line) => clock(line.time)];
 const FORMS = {
   train: { title: "Last events", columns: [time, ["round", (line) => number(line.round === null ? null : line.round + 1)]] },
-  grow: { title: "Log", columns: [["training time", (line) => duration(line.elapsed)], ["rung", (line) => number(line.round)]] },
+  grow: { title: "Log", columns: [["time", (line) => duration(line.elapsed)], ["rung", (line) => number(line.round)]] },
   compare: { title: "Log", columns: [time] },
   audit: { title: "Log", columns: [time] },
 };

@@ -99,7 +99,7 @@ export class Marks {
   }
 }
 
-// Shapes tell the pick and the user's model from others.
+// Shapes distinguish the pick and the user's model.
 export function shape(point, x, y, attributes, radius = 5) {
   if (point.is_pick) {
     const d = radius + 3;

@@ -32,7 +32,7 @@ export class NetworkCard {
     this.show();
   }
 
-  // What the plots know of a run; one that has no score is in the lineage alone.
+  // What the plots know of a run; one that has no score is only in the lineage.
   point(label) {
     const run = this.data.lineage.find((one) => one.label === label);
     const point = this.data.frontier.find((one) => one.label === label);

@@ -2,7 +2,7 @@
 // with a validation score, filled once they are judged on test.
 
 import { el, svg } from "./dom.js";
-import { costScale, Drawing, linear, valueRange, xAxis, yAxis } from "./axes.js";
+import { costScale, Drawing, linear, valueRange, whisker, xAxis, yAxis } from "./axes.js";
 import { emptyPlot, Figure, select } from "./figure.js";
 import { duration, interval, networkText, number } from "./format.js";
 import { ink, Marks, shape } from "./marks.js";
@@ -56,16 +56,14 @@ class ScatterFigure {
     const picture = svg("svg", {
       width, height: HEIGHT, role: "group", "aria-label": `${title} of ${points.length} networks. Arrow keys move, Enter pins.`, ...this.marks.pointer,
     }, yAxis(y, box, { label: title }), xAxis(x, box, this.across), this.line(places, x, y));
-    for (const place of places) picture.append(this.markOf(place, y, box, place.label === entry));
+    for (const place of places) picture.append(this.markOf(place, y, place.label === entry));
     return [picture, legend(points)];
   }
 
-  markOf(place, scale, box, isEntry) {
+  markOf(place, scale, isEntry) {
     const { point, x, y } = place;
-    const { low, high } = this.value(point);
-    const clamp = (value) => Math.min(box.bottom, Math.max(box.top, scale(value)));
-    const bar = low === null || high === null ? null
-      : svg("line", { x1: x, x2: x, y1: clamp(low), y2: clamp(high), stroke: ink(point), "stroke-width": 1.5, opacity: 0.6 });
+    const score = this.value(point);
+    const bar = score.low === null || score.high === null ? null : whisker(score, scale, x, { stroke: ink(point), opacity: 0.6 });
     return this.marks.node(place, this.spoken(point), isEntry, bar, markShape(point, x, y));
   }
 
@@ -130,7 +128,7 @@ export class BestFigure extends ScatterFigure {
   constructor(selection) {
     super(selection, "best", "Best score so far");
     this.kind = "validation";
-    this.across = "seconds of training, all runs";
+    this.across = "seconds";
   }
 
   update(data) {

@@ -2,7 +2,7 @@
 
 import { follow } from "./api.js";
 import { el, main, setText } from "./dom.js";
-import { duration, number, progressText, STATE_MARKS, stateSentence } from "./format.js";
+import { duration, number, STATE_MARKS, stateSentence } from "./format.js";
 import { LogFigure } from "./log.js";
 import { Notes } from "./notes.js";
 import { NothingYet, pageTitle, Result, UnderWay } from "./run_head.js";
@@ -84,7 +84,8 @@ class RunPage {
     this.bar.hidden = run.progress === null;
     if (run.progress !== null) this.bar.value = run.progress;
     const left = run.seconds_left === null ? "" : `, about ${duration(run.seconds_left)} left`;
-    setText(this.done, run.unit ? `${progressText(run)}, ${duration(run.seconds)}${left}` : "");
+    const time = run.unit === "minutes" ? "" : `, ${duration(run.seconds)}`;
+    setText(this.done, run.unit ? `${run.amount}${time}${left}` : "");
     this.report.hidden = !run.report;
     this.showFacts([
       ["kind", run.kind], ["task", run.task], ["policy", run.policy], ["seed", run.seed === null ? "" : String(run.seed)],

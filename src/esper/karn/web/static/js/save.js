@@ -1,7 +1,7 @@
 // The menu of a figure that saves it: as PNG, as SVG where it is one, and its numbers as CSV.
 
 import { el } from "./dom.js";
-import { paintSvg, sizeOf, standalone } from "./svg_copy.js";
+import { drawingOf, paintDrawing, paintSvg, sizeOf, standalone, textLeft } from "./svg_copy.js";
 import { colour } from "./theme.js";
 
 const SCALE = 2; // pixels of a PNG per pixel of the page
@@ -28,8 +28,8 @@ export class SaveMenu {
     if (!this.node.open) return;
     const { plot } = this.figure;
     const isShown = !plot.hidden;
-    this.svg.hidden = !isShown || !picture(plot);
-    this.png.hidden = !isShown || !(picture(plot) || plot.querySelector("canvas"));
+    this.svg.hidden = !isShown || !drawingOf(plot);
+    this.png.hidden = !isShown || !(drawingOf(plot) || plot.querySelector("canvas"));
     this.csv.hidden = !this.figure.source;
   }
 
@@ -52,7 +52,7 @@ export class SaveMenu {
   saveSvg() {
     const { plot, heading } = this.figure;
     const look = { ground: colour("--panel"), ink: colour("--ink") };
-    download(this.name("svg"), "image/svg+xml", standalone(picture(plot), heading.textContent, legendTexts(plot), look));
+    download(this.name("svg"), "image/svg+xml", standalone(drawingOf(plot), heading.textContent, legendOf(plot), look));
   }
 
   saveCsv() {
@@ -64,9 +64,9 @@ export class SaveMenu {
   // The picture with its title and its legend, on the ground of the theme.
   savePng() {
     const { plot, heading } = this.figure;
-    const source = picture(plot) ?? plot.querySelector("canvas");
-    const { width, height } = sizeOf(source);
-    const entries = [...plot.querySelectorAll(".legend li")].map((entry) => ({ text: entry.textContent, swatch: entry.querySelector("svg") }));
+    const drawing = drawingOf(plot);
+    const { width, height } = drawing ?? sizeOf(plot.querySelector("canvas"));
+    const entries = legendOf(plot);
     const canvas = document.createElement("canvas");
     const tall = HEAD + height + 10 + entries.length * LINE;
     [canvas.width, canvas.height] = [width * SCALE, tall * SCALE];
@@ -77,8 +77,8 @@ export class SaveMenu {
     write(context, heading.textContent, 12, 22, "600 15px system-ui, sans-serif");
     context.save();
     context.translate(0, HEAD);
-    if (source.tagName === "canvas" || source.tagName === "CANVAS") context.drawImage(source, 0, 0, width, height);
-    else paintSvg(context, source);
+    if (drawing) paintDrawing(context, drawing);
+    else context.drawImage(plot.querySelector("canvas"), 0, 0, width, height);
     context.restore();
     entries.forEach(({ text, swatch }, i) => entry(context, text, swatch, HEAD + height + i * LINE));
     canvas.toBlob((blob) => download(this.name("png"), "image/png", blob));
@@ -90,7 +90,7 @@ function entry(context, text, swatch, top) {
   context.translate(12, top);
   if (swatch) paintSvg(context, swatch);
   context.restore();
-  write(context, text, swatch ? 48 : 12, top + 11, "12px system-ui, sans-serif");
+  write(context, text, textLeft(swatch), top + 11, "12px system-ui, sans-serif");
 }
 
 function write(context, text, x, y, font) {
@@ -99,14 +99,8 @@ function write(context, text, x, y, font) {
   context.fillText(text, x, y);
 }
 
-// The drawing of a figure, not the small ones of its legend.
-function picture(plot) {
-  return plot.querySelector("svg[role=img], svg[role=group]");
-}
-
-function legendTexts(plot) {
-  const texts = [...plot.querySelectorAll(".legend li")].map((entry) => entry.textContent);
-  return texts.length ? [texts.join(" · ")] : [];
+function legendOf(plot) {
+  return [...plot.querySelectorAll(".legend li")].map((entry) => ({ text: entry.textContent, swatch: entry.querySelector("svg") }));
 }
 
 // A cell that a spreadsheet takes for text or a number, never for a formula.

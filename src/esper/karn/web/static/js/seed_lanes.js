@@ -77,8 +77,8 @@ function contributionAxis(y, top, box) {
 
 function life(seed, growth, top, x, y, onSeed) {
   const said = seedText(seed);
-  const tell = () => onSeed(said);
-  const group = svg("g", { class: "life", tabindex: 0, role: "img", "aria-label": said, focus: tell, pointerenter: tell });
+  const say = () => onSeed(said);
+  const group = svg("g", { class: "life", tabindex: 0, role: "img", "aria-label": said, focus: say, pointerenter: say });
   const [from, to] = [seed.stages[0].first, seed.stages.at(-1).end ?? growth.now];
   group.append(svg("rect", { class: "target", x: x(from), y: top, width: Math.max(12, x(to) - x(from)), height: LANE }));
   for (const span of seed.stages) {

@@ -2,29 +2,58 @@
 // policy of the pages lets no image be made from data, so shapes are painted one by one.
 
 const NAMESPACE = "http://www.w3.org/2000/svg";
-const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity",
+const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity", "paint-order",
   "font-family", "font-size", "font-weight", "text-anchor"];
 const UNSEEN = new Set(["title", "desc"]);
 
-// A copy with the colours of the theme; `title` above it, `notes` below.
-export function standalone(picture, title, notes, { ground, ink }) {
-  const { width, height } = sizeOf(picture);
-  const copy = picture.cloneNode(true);
-  inline(picture, copy);
+// The drawings of a figure with their places, row below row as on the page; not the small ones of its
+// legend. null: there is none.
+export function drawingOf(plot) {
+  const rows = [...plot.querySelectorAll(".picture-row")].map((row) => [...row.querySelectorAll(":scope > svg")]);
+  const found = rows.length ? rows : [[...plot.querySelectorAll("svg[role=img], svg[role=group]")].slice(0, 1)];
+  const drawing = { pieces: [], width: 0, height: 0 };
+  for (const row of found) {
+    let [left, tall] = [0, 0];
+    for (const picture of row) {
+      const { width, height } = sizeOf(picture);
+      drawing.pieces.push({ picture, x: left, y: drawing.height, width, height });
+      left += width;
+      tall = Math.max(tall, height);
+    }
+    drawing.width = Math.max(drawing.width, left);
+    drawing.height += tall;
+  }
+  return drawing.pieces.length ? drawing : null;
+}
+
+// A copy with the colours of the theme; `title` above it, the entries of its legend below.
+export function standalone({ pieces, width, height }, title, entries, { ground, ink }) {
   const node = (name, attributes, ...children) => {
     const made = document.createElementNS(NAMESPACE, name);
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
     made.append(...children);
     return made;
   };
-  const text = (said, y, size) => node("text", { x: 12, y, fill: ink, "font-size": size, "font-family": "system-ui, sans-serif" }, said);
-  const whole = height + 40 + notes.length * 18;
-  copy.setAttribute("y", "32");
-  for (const [name, value] of [["width", width], ["height", height]]) copy.setAttribute(name, String(value));
+  const text = (said) => node("text", { x: 12, y: 22, fill: ink, "font-size": 15, "font-family": "system-ui, sans-serif" }, said);
+  const whole = height + 40 + entries.length * 18;
+  const entry = ({ text: said, swatch }, y) => [...(swatch ? [copied({ picture: swatch, x: 12, y: y - 11, ...sizeOf(swatch) })] : []),
+    node("text", { x: textLeft(swatch), y, fill: ink, "font-size": 12, "font-family": "system-ui, sans-serif" }, said)];
   const root = node("svg", { xmlns: NAMESPACE, width, height: whole, viewBox: `0 0 ${width} ${whole}` },
-    node("rect", { width, height: whole, fill: ground }), text(title, 22, 15), copy,
-    ...notes.map((note, i) => text(note, height + 48 + i * 18, 12)));
+    node("rect", { width, height: whole, fill: ground }), text(title), ...pieces.map((piece) => copied({ ...piece, y: piece.y + 32 })),
+    ...entries.flatMap((one, i) => entry(one, height + 48 + i * 18)));
   return new XMLSerializer().serializeToString(root);
+}
+
+function copied({ picture, x, y, width, height }) {
+  const copy = picture.cloneNode(true);
+  inline(picture, copy);
+  for (const [name, value] of Object.entries({ x, y, width, height })) copy.setAttribute(name, String(value));
+  return copy;
+}
+
+// Where the text of an entry of a legend begins.
+export function textLeft(swatch) {
+  return swatch ? Math.max(48, 20 + sizeOf(swatch).width) : 12;
 }
 
 export function sizeOf(picture) {
@@ -37,6 +66,15 @@ function inline(from, to) {
   for (const name of KEPT) to.setAttribute(name, style.getPropertyValue(name));
   for (const name of ["class", "style", "tabindex", "role"]) to.removeAttribute(name);
   [...from.children].forEach((child, i) => inline(child, to.children[i]));
+}
+
+export function paintDrawing(context, { pieces }) {
+  for (const { picture, x, y } of pieces) {
+    context.save();
+    context.translate(x, y);
+    paintSvg(context, picture);
+    context.restore();
+  }
 }
 
 // Paints an SVG of lines, circles, rectangles, polylines, paths and texts.
@@ -78,7 +116,18 @@ function paintText(context, node, style) {
   context.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
   context.textAlign = { middle: "center", end: "right" }[style.textAnchor] ?? "left";
   context.fillStyle = style.fill;
-  context.fillText(node.textContent, Number(node.getAttribute("x") ?? 0), Number(node.getAttribute("y") ?? 0));
+  const [x, y] = ["x", "y"].map((name) => Number(node.getAttribute(name) ?? 0));
+  if (style.stroke !== "none") {
+    context.strokeStyle = style.stroke;
+    context.lineWidth = parseFloat(style.strokeWidth);
+    context.strokeText(ownText(node), x, y);
+  }
+  context.fillText(ownText(node), x, y);
+}
+
+// Without that of its tooltip.
+function ownText(node) {
+  return [...node.childNodes].filter((child) => child.nodeType === Node.TEXT_NODE).map((child) => child.data).join("");
 }
 
 function pathOf(node) {

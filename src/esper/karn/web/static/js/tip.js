@@ -28,7 +28,7 @@ export class Tip {
     if (text !== this.shown) {
       this.shown = text;
       this.node.replaceChildren(el("p", {}, title), ...rows.map((row) =>
-        el("p", {}, lineSwatch(row.place), `${row.label} `, el("b", {}, row.text))));
+        el("p", {}, lineSwatch(row.place, row.colour), `${row.label} `, el("b", {}, row.text))));
     }
     this.node.hidden = false;
     const room = this.over.clientWidth;

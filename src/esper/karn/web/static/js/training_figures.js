@@ -9,7 +9,7 @@ import { Growth } from "./growth.js";
 import { withPlaces } from "./identity.js";
 import { ContenderFigure, PolicySizeFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
-import { stageWord } from "./stages.js";
+import { stageColour, stageWord } from "./stages.js";
 
 // Rounds are counted from 1 for people, from 0 in the records.
 const rounds = (points) => points.map((point) => point.round + 1);
@@ -29,7 +29,7 @@ function banded(label, points, name) {
 
 // name of the series, title, y label, curves of the data
 const CURVES = [
-  ["rounds", "score", "Score by round", "score", (d) => [
+  ["rounds", "score", "Training score by round", "training score", (d) => [
     banded("mean of members", d.rounds, "score"), line("best member", d.rounds, "best_member_score")]],
   ["rounds", "accuracy", "Accuracy by round", "accuracy", (d) => [
     banded("validation", d.rounds, "accuracy"), line("training", d.rounds, "train_accuracy")]],
@@ -40,7 +40,7 @@ const CURVES = [
     line("restarts", d.rounds, "restarts")].filter((curve) => curve.y.some((value) => value))],
   ["rounds", "size", "Added parameters per member", "parameters", (d) => [
     line("added parameters", d.rounds, "added_params")], "y"],
-  ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => withPlaces("stage", stages(d.rounds))],
+  ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
   ["actions", "actions", "Operations chosen", "share of member-steps", (d) => withPlaces("operation", shares(d.actions))],
   ["actions", "slots", "Operations by slot", "share of operations on a slot", (d) => withPlaces("slot", bySlot(d.actions, slotShare))],
   ["actions", "slot-rewards", "Reward by slot", "mean reward of an operation", (d) => withPlaces("slot", bySlot(d.actions, slotReward))],
@@ -98,7 +98,7 @@ function stages(points) {
   for (const point of points) for (const [name, count] of point.stages) if (count) names.add(name);
   const count = (point, name) => (point.stages.find(([one]) => one === name) ?? [name, null])[1];
   return [...names].map((name) => ({
-    label: stageWord(name), x: rounds(points), y: points.map((point) => count(point, name)),
+    label: stageWord(name), colour: stageColour(name), x: rounds(points), y: points.map((point) => count(point, name)),
   }));
 }
 
