@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -17,11 +18,13 @@ from esper.karn.views.documents import objects, read_entries, real, texts
 from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.leyline.variants import describe_variant
+from esper.plotting.durations import duration
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import Markup, code, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
 from esper.plotting.numbers import interval, number, percent, signed, signed_interval
 from esper.storage import run_files as f
+from esper.storage.sessions import TIME_FORMAT
 
 MAX_ROWS: Final = 400
 """Rows of a table; a longer one is thinned out, so that the page stays small."""
@@ -489,6 +492,25 @@ def _by_length(points: Iterable[CurvePoint]) -> tuple[tuple[float, Estimate], ..
     return tuple(sorted(found.items(), key=lambda pair: pair[0]))
 
 
+def _log(run: Path) -> Section:
+    """What happened, oldest first."""
+    lines = views.read_log(run)
+    timed = [(_when(line), "-" if line.round is None else str(line.round)) for line in lines]
+    is_search = views.kind_of(run) is views.RunKind.GROW
+    columns = ("training time", "rung") if is_search else ("time (UTC)",)
+    rows = [(*at[: len(columns)], line.text) for at, line in zip(timed, lines, strict=True)]
+    return "Log", [
+        _as_table("What happened", (*columns, "what happened"), rows, (0,))
+    ] if rows else []
+
+
+def _when(line: views.LogLine) -> str:
+    if math.isfinite(line.elapsed):
+        return duration(line.elapsed)
+    known = math.isfinite(line.time)
+    return time.strftime(TIME_FORMAT, time.gmtime(line.time)) if known else "-"
+
+
 SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
     views.RunKind.TRAIN: (
         _learning,
@@ -505,8 +527,9 @@ SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {
         _best,
         _lineage,
         _network_curves,
+        _log,
     ),
-    views.RunKind.COMPARE: (_contenders,),
-    views.RunKind.AUDIT: (_contenders, _topologies, _network_curves),
+    views.RunKind.COMPARE: (_contenders, _log),
+    views.RunKind.AUDIT: (_contenders, _topologies, _network_curves, _log),
 }
 """Sections of each kind of run, in order."""
