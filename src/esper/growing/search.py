@@ -496,7 +496,7 @@ class Search:
         done = finished(rows)
         returned = frontier_numbers(within(rows, budget)) | control_numbers(rows)
         self.clock.judged = len(returned)
-        kept = returned | frontier_numbers(within(done, budget))
+        kept = returned | frontier_numbers(within(done, budget)) | control_numbers(done)
         kept |= {row.start for row in self.table.open_rows() if row.start is not None}
         gone = [row for row in done if row.saved and row.number not in kept]
         self._replace([replace(row, saved=False) for row in gone])
@@ -556,8 +556,9 @@ def frontier_numbers(rows: Sequence[Row]) -> set[int]:
 
 
 def control_numbers(rows: Sequence[Row]) -> set[int]:
-    """Number of the best run of the model as given, by score, then by loss."""
+    """Number of the best run of the model as given, by score, then by loss; as for the pick, one
+    that was cut counts as it is.
+    """
     given = [row for row in rows if row.ended and row.origin == "given"]
-    done = finished(given) or given
-    best = max(done, key=lambda row: (known(row.merit), known(-row.loss)), default=None)
+    best = max(given, key=lambda row: (known(row.merit), known(-row.loss)), default=None)
     return set() if best is None else {best.number}

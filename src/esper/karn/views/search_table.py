@@ -164,10 +164,9 @@ def judged_at(row: Entries) -> float:
 
 
 def given_run(rows: Sequence[Entries]) -> Entries:
-    """The best run of the model as given, one that has come to its end if there is any."""
+    """The best run of the model as given."""
     given = [row for row in scored(rows) if text(row, "origin") == "given"]
-    done = [row for row in given if text(row, "status") == "finished"] or given
-    return max(done, key=lambda row: (merit(row), -_known(real(row, "loss"))), default={})
+    return max(given, key=lambda row: (merit(row), -_known(real(row, "loss"))), default={})
 
 
 def _known(loss: float) -> float:
