@@ -1,6 +1,7 @@
 """Takes the pictures of sections of reports: `python scripts/report_screenshots.py RUN`.
 
-RUN is a training run of a learner that was judged. Needs the extra `test-extra`, and Chromium.
+RUN is a training run of a learner that was judged. Needs the extra `test-extra`, Pillow
+(which the lab brings) and Chromium.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.karn.report.page import write_page
-from serve_browser import browser
+from serve_browser import browser, take_picture
 
 PICTURES: Final = Path(__file__).parents[1] / "docs" / "img"
 SECTIONS: Final = {
@@ -29,7 +30,7 @@ def main(run: Path) -> None:
         for name, title in SECTIONS.items():
             heading = page.get_by_role("heading", name=title)
             section = page.locator("main > section").filter(has=heading)
-            section.screenshot(path=PICTURES / f"{name}.png")
+            take_picture(section, PICTURES / f"{name}.png")
 
 
 if __name__ == "__main__":

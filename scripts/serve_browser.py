@@ -71,3 +71,12 @@ def browser(
             yield context.new_page()
         finally:
             chromium.close()
+
+
+def take_picture(part: Any, path: Path) -> None:
+    """A screenshot of a page or a part of it, in the few colours that plots and words have."""
+    from PIL import Image
+
+    part.screenshot(path=path)
+    few = Image.open(path).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)

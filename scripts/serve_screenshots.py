@@ -1,7 +1,7 @@
 """Takes the pictures of docs/serve.md: `python scripts/serve_screenshots.py RUNS`.
 
 RUNS holds two training runs or more, and a grow run; with a grow run alone the picture of a search
-is taken. Needs the extras `serve` and `test-extra`, and Chromium.
+is taken. Needs the extras `serve` and `test-extra`, Pillow (which the lab brings) and Chromium.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from esper.karn import views
 from esper.karn.web.places import id_of
-from serve_browser import browser, server
+from serve_browser import browser, server, take_picture
 
 PICTURES: Final = Path(__file__).parents[1] / "docs" / "img"
 WIDE: Final = (1200, 860)
@@ -53,7 +53,7 @@ def shoot(page: Any, address: str, name: str, score: str = "") -> None:
     if score:
         page.locator("#frontier select").first.select_option(score)
     page.wait_for_timeout(3000)  # plots follow one after the other
-    page.screenshot(path=PICTURES / f"serve_{name}.png")
+    take_picture(page, PICTURES / f"serve_{name}.png")
 
 
 if __name__ == "__main__":
