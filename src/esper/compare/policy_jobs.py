@@ -1,7 +1,7 @@
 """The jobs of a comparison: one population of one policy each, independent but for their sources.
 
 A job runs one episode of the hosts of a run seed. A policy that needs the result of another waits
-until that is saved. The command alone writes: a policy's result, once all its populations are done.
+until that is saved. Only the command writes: a policy's result, once all its populations are done.
 """
 
 from __future__ import annotations

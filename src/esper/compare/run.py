@@ -90,7 +90,7 @@ def run_comparison(
         folder = config.folder(spec.name)
         open_folder(folder, settings)
         if on_end is None and not _entries_to_run(folder, entries):
-            return _compare(folder, entries, settings)  # reads alone, which needs no lock
+            return _compare(folder, entries, settings)  # only reads, which needs no lock
         with _locked(folder), recorded_session(folder, command) as session:
             with resumable(command, lambda: _progress(folder, entries)):
                 _run_missing(config, spec, entries, console, session, on_round)

@@ -4,7 +4,7 @@
     outputs = shards.gather_batch(mine, share)    every process has the outputs of the whole batch
 
 All processes run the same program on the same data; each computes its share of every batch and
-holds its share of every parameter. `torch.distributed` is imported here alone, and only when a
+holds its share of every parameter. `torch.distributed` is imported only here, and only when a
 network is sharded.
 
 Shape letters: R rows, B batch.
@@ -196,7 +196,7 @@ class Shards:
         self.together(check)
 
     def on_first(self, work: Callable[[], None]) -> None:
-        """Run `work` on rank 0 alone; if it fails, all ranks raise."""
+        """Run `work` only on rank 0; if it fails, all ranks raise."""
         self.together(work if self.rank == 0 else lambda: None)
 
     @contextlib.contextmanager

@@ -362,7 +362,7 @@ class Search:
         """Train the open runs of a rung."""
         began = self.clock.seconds
         self._running, self._begun = {}, {}
-        # Long ones first, so that no process waits for the last one alone.
+        # Long ones first, so that none waits for the last one.
         rows = sorted(rows, key=lambda row: -self.clock.share(row))
         for outcome in self.trainer.train(self._jobs(rows), self._tick):
             self._record(outcome)

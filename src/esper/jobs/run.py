@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 class _JobSource(Protocol[J, R_contra]):
-    """The jobs of a run; called in the command alone."""
+    """The jobs of a run; called only in the command."""
 
     @property
     def most(self) -> int:

@@ -71,7 +71,7 @@ def _hidden(struct: object, values: dict[str, float], hidden_E: Bools) -> dict[s
 def draw_hidden(probability: float, seed: int, round_index: int, members: Ints) -> Bools:
     """Members `[E]` whose whole episode hides the curve, drawn with this probability.
 
-    Depends on (seed, round, member) alone.
+    Depends only on (seed, round, member).
 
     >>> draw_hidden(1.0, 0, 0, np.arange(2)).tolist(), draw_hidden(0.0, 0, 0, np.arange(1)).tolist()
     ([True, True], [False])

@@ -84,7 +84,7 @@ def _state_after(
 ) -> Callable[[], tuple[TrainingSignals, ActionMasks]]:
     """Return a function that observes the members as they are now, whenever it is called.
 
-    It is called for the last step of a rollout alone, unless a listener reads every step's.
+    It is called only for the last step of a rollout, unless a listener reads every step's.
     """
     slots, life = population.slot_reports(), population.lifecycle.copy()
     if context is not None:  # its budget and caps change later, so it is read now

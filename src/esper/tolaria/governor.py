@@ -80,7 +80,7 @@ class GovernorConfig:
 
 
 WITHOUT_SPIKES: Final = GovernorConfig(spike_deviations=1e6)
-"""Members panic over non-finite values and collapsed accuracy alone."""
+"""Members panic only over non-finite values and collapsed accuracy."""
 
 
 def default_governor(spec: TaskSpec) -> GovernorConfig:

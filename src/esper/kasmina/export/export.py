@@ -72,7 +72,7 @@ def export_model(model: nn.Module, example: Example, target: Path) -> None:
 
 
 def save_weights(model: nn.Module, target: Path) -> None:
-    """Write the weights alone, as safetensors."""
+    """Write only the weights, as safetensors."""
     from safetensors.torch import save_model
 
     save_model(model, str(_checked_path(target)))

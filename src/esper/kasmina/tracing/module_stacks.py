@@ -21,17 +21,17 @@ def module_stack(node: fx.Node) -> dict[str, tuple[str, Any]]:
 
 
 def kept_stack(node: fx.Node) -> dict[str, Any]:
-    """A node's `meta` with the stack alone."""
+    """A node's `meta` with only the stack."""
     return {STACK: node.meta[STACK]} if node.meta.get(STACK) else {}
 
 
 def outer_stack(node: fx.Node, kind: type) -> dict[str, Any]:
-    """A node's `meta` with the stack alone, the traced module (of class `kind`) included."""
+    """A node's `meta` with only the stack, the traced module (of class `kind`) included."""
     return {STACK: {"": ("", kind)} | module_stack(node)}
 
 
 def nested_stack(node: fx.Node, prefix: str, caller: fx.Node | None) -> dict[str, Any]:
-    """A node's `meta` with the stack alone, for a graph inside of another one.
+    """A node's `meta` with only the stack, for a graph inside of another one.
 
     `prefix`: of its paths there; `caller`: the node that the graph stands for.
     """

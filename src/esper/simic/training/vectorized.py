@@ -75,7 +75,7 @@ def train_ppo_vectorized(
     on_round: called with the record of every round, once it is saved; what it raises ends the run.
     track: trackers that get the figures of every round: tensorboard, wandb, mlflow.
     reward, spec, data: override the config's reward (recorded by name), task and the task's data.
-    world: the processes that train together (`join_world`); rank 0 alone writes and calls.
+    world: the processes that train together (`join_world`); only rank 0 writes and calls.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
     >>> task = TaskConfig("synthetic", episode_length=4, batches_per_step=1)

@@ -41,7 +41,7 @@ def _add_parts(
 
 @launched
 def add_parts(partial: Tensor) -> Tensor:
-    """Return `[R, ...]`, the sums of `[R, K, ...]` over K; a row's depend on that row alone."""
+    """Return `[R, ...]`, the sums of `[R, K, ...]` over K; a row's depend only on that row."""
     rows, parts, *shape = partial.shape
     if parts == 1:
         return partial[:, 0]
