@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from esper.kasmina.executors import choice
 from esper.simic.training.runs.kept_members import KeptMembers
@@ -28,8 +28,10 @@ def process_settings() -> dict[str, object]:
 
 AT_START = process_settings()
 
-settings.register_profile("quick", max_examples=30)
-settings.register_profile("slow", max_examples=100)
+UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+"""A busy machine fails no property."""
+settings.register_profile("quick", max_examples=30, **UNHURRIED)
+settings.register_profile("slow", max_examples=100, **UNHURRIED)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,7 +8,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.growing.budget import Budget
@@ -173,7 +173,6 @@ def test_where_nothing_new_is_left_the_search_is_over(networks):
     assert len({one.seed for one in table.rows}) <= 1 + RESTARTS
 
 
-@settings(deadline=None)
 @given(
     left=st.floats(0.0, 1.0),
     rungs=st.integers(0, 4),
@@ -214,7 +213,6 @@ def test_a_small_budget_trains_fewer_networks_in_full(runs, full):
     assert sum(one.recipe.batches == full for one in table.rows) > 1
 
 
-@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(1, 5), st.sampled_from(["ladder", "random"]))
 def test_the_same_runs_lead_to_the_same_proposals(seed, rungs, policy):
     table = climb(ladder(seed=seed, policy=policy), rungs)

@@ -105,7 +105,7 @@ def every_batch(monkeypatch):
     monkeypatch.setattr("esper.growing.trainers.eager.TICK_SECONDS", -1.0)
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(st.lists(st.integers(0, len(RUNS) - 1), min_size=1, max_size=6), st.integers(0, 99))
 def test_a_run_is_the_same_in_any_order_and_beside_any_neighbours(world, alone, numbers, noise):
     torch.manual_seed(noise)
@@ -116,7 +116,7 @@ def test_a_run_is_the_same_in_any_order_and_beside_any_neighbours(world, alone, 
     assert all(facts(one) == alone[one.number] for one in found)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(number=st.integers(0, len(RUNS) - 1), stops=st.lists(st.integers(0, 6), max_size=3))
 @example(number=3, stops=[1])
 def test_a_run_is_the_same_from_its_checkpoints(world, alone, tmp_path_factory, number, stops):

@@ -77,7 +77,7 @@ def test_the_compute_of_all_runs_is_within_the_budget_and_adds_up(whole):
     assert 0.9 * 12.0 < spent <= 12.0
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(runs=st.floats(0.3, 40.0), seed=st.integers(0, 5), policy=st.sampled_from(("ladder",
        "random")))  # fmt: skip
 def test_no_budget_is_exceeded_but_for_the_model_itself(tmp_path_factory, runs, seed, policy):

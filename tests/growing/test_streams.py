@@ -99,7 +99,7 @@ def test_no_sample_comes_more_often_than_another_in_an_epoch(kind, whole):
         assert len(times) == per_epoch * BATCH
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(st.lists(st.integers(0, 39), min_size=1, max_size=6))
 def test_whoever_asks_for_a_number_gets_the_same_batch(kind, whole, numbers):
     source = reader(kind)

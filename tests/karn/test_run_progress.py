@@ -431,7 +431,7 @@ WHOLE_RUN = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(WHOLE_RUN), max_size=25), st.booleans())
 def test_any_events_in_any_order_do_not_raise(events, terminal):
     screen = Screen(terminal)
@@ -440,7 +440,7 @@ def test_any_events_in_any_order_do_not_raise(events, terminal):
     screen.sink.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sets(st.integers(0, 35)))
 def test_after_drops_the_end_is_right(dropped):
     screen = Screen()

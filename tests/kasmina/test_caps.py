@@ -70,7 +70,7 @@ def test_incubating_seeds_and_the_costliest_style_are_reserved(population):
     )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.floats(0.0, 1.0))
 def test_random_growth_never_exceeds_a_cap(seed, place):
     population = make_population(3, "loop")

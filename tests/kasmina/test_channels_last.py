@@ -86,7 +86,7 @@ def test_shared_taps_belong_to_their_input_alone():
 # ---- the norm -----------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     batch=st.integers(1, 3),
     per_group=st.integers(1, 20),

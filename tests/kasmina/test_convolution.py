@@ -25,7 +25,7 @@ def torch_s(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, gr
     return F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2, groups=groups)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 3),
     group_in=st.integers(1, 3),
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_torch_s(
         assert torch.equal(mine, its)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     batch=st.integers(1, 3),
     group_in=st.integers(1, 3),

@@ -32,7 +32,7 @@ def grown(stages: tuple[SeedStage | None, ...], joined: bool) -> Population:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(stages=st.tuples(*[st.sampled_from(STAGES)] * 6), seed=st.integers(0, 99))
 def test_joined_segments_train_bit_for_bit_as_one_after_the_other(stages, seed):
     one, two = grown(stages, joined=True), grown(stages, joined=False)

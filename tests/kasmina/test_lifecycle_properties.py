@@ -104,7 +104,7 @@ def check_moves(before: np.ndarray, after: np.ndarray) -> None:
         assert a == b or SeedStage(b) in one | two, f"{SeedStage(a).name} -> {SeedStage(b).name}"
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(configs, st.integers(0, 2**32 - 1))
 def test_random_legal_actions_keep_every_invariant(config, seed):
     rng = np.random.default_rng(seed)
@@ -129,7 +129,7 @@ def test_random_legal_actions_keep_every_invariant(config, seed):
             assert (life.stage_ES[fossils] == SeedStage.FOSSILIZED).all(), "permanent"
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(configs, st.integers(0, 2**32 - 1))
 def test_illegal_actions_raise_one_line_and_change_nothing(config, seed):
     rng = np.random.default_rng(seed)
@@ -153,7 +153,7 @@ def test_illegal_actions_raise_one_line_and_change_nothing(config, seed):
         act(life, LifecycleOp(op), int(e), int(s), rng)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1))
 def test_acting_on_many_members_equals_acting_on_each(seed):
     """One call with arrays leaves the same state as one call per member."""

@@ -335,7 +335,7 @@ def test_one_member_alone_has_padding_too():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", EVERY_KIND)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1), detach=st.booleans())
 def test_random_lives_are_trained_and_validated_alike(kind, seed, detach):
     live_alike(kind, seed, detach, steps=16)

@@ -90,7 +90,7 @@ ALPHAS = st.one_of(st.just(0.0), st.just(1.0), st.floats(0.0078125, 1.0, width=3
 SLOT = st.none() | st.tuples(st.sampled_from(SEEDS), st.sampled_from(list(BlendStyle)), ALPHAS)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(st.tuples(*[SLOT] * len(SLOTS)))
 def test_any_topology_has_the_members_output(choices):
     seeds = [(slot, *seed) for slot, seed in zip(SLOTS, choices, strict=True) if seed]

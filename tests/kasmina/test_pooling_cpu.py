@@ -20,7 +20,7 @@ def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:
     return torch.randint(-1, 2, shape, generator=generator).float()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     batch=st.integers(1, 3),
     channels=st.integers(1, 3),

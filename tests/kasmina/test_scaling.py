@@ -29,7 +29,7 @@ class Law:
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=30), st.integers(1, 4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_every_member_follows_the_law_of_one(batches, interval):
     scaler = MemberScaler(3, torch.device("cpu"), interval)
     alone = [Law(2.0**16, interval) for _ in range(3)]

@@ -421,7 +421,7 @@ def act_at_random(population: Population, rng: np.random.Generator) -> np.ndarra
     return fossilized
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(st.integers(0, 2**32 - 1), st.booleans())
 def test_random_lives_with_rollbacks_keep_every_invariant(seed, keep_fossils):
     """With NaN in everything of the members that are set back; whether fossils are kept or not."""

@@ -91,7 +91,7 @@ def test_normal_samples_improve_as_often_as_their_distance_says():
     assert found.value == pytest.approx(truth, abs=0.04)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(ROWS, ROWS)
 def test_the_probability_is_the_share_of_pairs_that_win(ours, theirs):
     pairs = [(a > b) + 0.5 * (a == b) for a in ours for b in theirs]
@@ -128,7 +128,7 @@ def test_for_many_runs_the_bootstrap_comes_to_students_t():
 # ---- promises ----------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(ROWS)
 def test_the_same_numbers_give_the_same_interval_wherever_they_are_asked(values):
     first = interquartile_estimate(values)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -82,7 +82,7 @@ def through_text(event: TelemetryEvent) -> TelemetryEvent:
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_event_survives_a_json_round_trip(kind: TelemetryEventType, data: st.DataObject):
     payload = data.draw(instances_of(kind.payload_class))

@@ -108,7 +108,7 @@ def table_rows(table: pa.Table) -> list[dict[str, Any]]:
     return [plain(row) for row in table.to_pylist()]
 
 
-@settings(max_examples=10, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=10, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), rows_per_part=st.integers(1, 5))
 def test_any_stream_comes_back_from_both_formats(any_events, data, rows_per_part):
     events = data.draw(any_events)

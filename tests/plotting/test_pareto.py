@@ -23,7 +23,7 @@ def dominates(a, b) -> bool:
     return a[0] >= b[0] and a[1] <= b[1] and a != b
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(points)
 def test_rank_0_is_what_no_other_dominates_and_ranks_follow_dominance(values):
     rank = dominance_ranks(*arrays(values))
@@ -34,7 +34,7 @@ def test_rank_0_is_what_no_other_dominates_and_ranks_follow_dominance(values):
                 assert rank[i] < rank[j]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(points, st.integers(1, 10))
 def test_survivors_are_of_the_best_ranks(values, keep):
     score, size = arrays(values)
@@ -45,7 +45,7 @@ def test_survivors_are_of_the_best_ranks(values, keep):
     assert all(rank[i] <= rank[j] for i in chosen for j in left)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(points)
 def test_the_frontier_is_rank_0_without_copies(values):
     rank = dominance_ranks(*arrays(values))
@@ -81,7 +81,7 @@ def test_the_hypervolume_is_the_area_under_the_staircase():
     assert found == pytest.approx(wanted)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(points, st.tuples(scores, st.integers(1, 50)))
 def test_another_network_never_lowers_the_hypervolume(values, more):
     def volume(some):

@@ -82,14 +82,14 @@ def nested(values: dict[str, object]) -> dict[str, object]:
 some = st.fixed_dictionaries({}, optional={s.path: s.values for s in SETTINGS})
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.sampled_from(["", *PRESETS]), some, some, st.booleans())
 def test_flags_win_then_the_file_then_the_preset(name, in_file, in_flags, has_file):
     check_order(name, in_file, in_flags, has_file)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(["", *PRESETS]), some, some, st.booleans())
 def test_flags_win_then_the_file_then_the_preset_at_length(name, in_file, in_flags, has_file):
     check_order(name, in_file, in_flags, has_file)

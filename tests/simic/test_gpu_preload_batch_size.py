@@ -30,7 +30,7 @@ def all_batches(batches: SharedBatchIterator, steps: int = 4) -> list:
     return [batch for step in range(steps) for batch in batches.step(step)]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.integers(1, 5),
     st.integers(1, N),

@@ -238,7 +238,7 @@ def test_losses_keep_their_order_up_to_the_limit():
 
 
 @given(data=st.data(), seed=st.integers(0, 2**16))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_features_are_finite_for_any_signals(data, seed):
     """NaN, infinities, the ends of every integer type: in any field, at any place."""
     signals = some_signals(seed)

@@ -34,7 +34,7 @@ def legal_and_fits(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int | None]
 
 
 @given(legal_and_fits())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_masks_agree_with_loops_over_members(case):
     legal, fits, only = case
     given_legal, given_fits = legal.copy(), fits.copy()
@@ -55,7 +55,6 @@ def test_masks_agree_with_loops_over_members(case):
 
 
 @given(st.dictionaries(st.sampled_from(sorted(FIXED_HEADS)), st.integers(0, 2)))
-@settings(deadline=None)
 def test_frozen_head_has_one_choice(frozen):
     masks = build_masks(np.ones((2, 2, OPS), np.bool_), np.ones((2, 2, 3), np.bool_), frozen)
     for head, field in FIXED_HEADS.items():
@@ -95,7 +94,7 @@ def joint_actions(masks: ActionMasks, member: int) -> int:
 
 
 @given(legal_and_fits(), st.integers(0, len(FIXED_HEADS)), st.booleans())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_forced_are_members_with_one_legal_action(case, free, may_wait):
     """`free` of the heads that say how are left open; a host need not offer WAIT."""
     legal, fits, only = case

@@ -15,7 +15,7 @@ def split_of(restart_TM) -> SequenceSplit:
     return SequenceSplit.at(np.array(restart_TM, dtype=bool), CPU)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 9), st.integers(1, 5), st.floats(0, 1), st.integers(0, 10_000))
 def test_cut_steps_come_back_in_their_place(steps, members, share, seed):
     restart_TM = np.random.default_rng(seed).random((steps, members)) < share
@@ -25,7 +25,7 @@ def test_cut_steps_come_back_in_their_place(steps, members, share, seed):
     assert split.count == members + restart_TM[1:].sum()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 4), st.floats(0, 1), st.integers(0, 10_000))
 def test_padded_sequences_run_as_step_by_step_with_resets(steps, members, share, seed):
     rng = np.random.default_rng(seed)

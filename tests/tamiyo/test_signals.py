@@ -69,7 +69,7 @@ class Reference:
 
 
 @given(sequences())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_members_are_followed_as_if_alone(val_TE: np.ndarray):
     tracker = SignalTracker(val_TE.shape[1], CONFIG)
     references = [Reference(CONFIG) for _ in range(val_TE.shape[1])]
@@ -83,7 +83,6 @@ def test_members_are_followed_as_if_alone(val_TE: np.ndarray):
 
 
 @given(npst.arrays(np.float32, (4, HISTORY_LENGTH), elements=st.floats(-100, 100, width=32)))
-@settings(deadline=None)
 def test_slope_is_that_of_polyfit(history_EL: np.ndarray):
     expected = np.polyfit(np.arange(HISTORY_LENGTH), history_EL.T.astype(np.float64), 1)[0]
     assert slope(history_EL) == pytest.approx(expected, rel=1e-5, abs=1e-4)

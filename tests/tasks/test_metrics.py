@@ -107,7 +107,7 @@ def test_every_metric_has_its_reference():
 
 
 @pytest.mark.parametrize(("name", "kind"), REFERENCES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_it_is_what_scikit_learn_computes(name, kind, seed):
     outputs, targets = draw(seed, kind)

@@ -45,7 +45,7 @@ REAL = [name for name in RULES if name not in ("epochs_run", "early_stopped")]
 
 
 @pytest.mark.parametrize("name", REAL)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6))
 @example([0.2, 0.9, 0.1, 0.4])
 def test_figures_are_reduced_by_their_rule(name, values):
@@ -53,7 +53,6 @@ def test_figures_are_reduced_by_their_rule(name, values):
     assert found == pytest.approx(RULES[name](values), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1), st.lists(st.booleans(), min_size=1))
 def test_epochs_add_up_and_one_stop_is_a_stop(epochs, stops):
     assert aggregate_ppo_metrics([row(epochs_run=n) for n in epochs]).epochs_run == sum(epochs)
@@ -61,7 +60,6 @@ def test_epochs_add_up_and_one_stop_is_a_stop(epochs, stops):
     assert found.early_stopped is any(stops)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 3) | st.just(math.nan), min_size=1, max_size=6))
 def test_a_head_is_averaged_where_it_counted(values):
     rows = [row(head_entropy=(1.0, v, *(1.0,) * (HEADS - 2))) for v in values]

@@ -76,7 +76,7 @@ HEADS = [
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_carried_out_exactly_where_legal(data):
     """Random actions over random lives: no veto where the lifecycle says legal, a veto elsewhere,
     and what is carried out is never refused by the population."""

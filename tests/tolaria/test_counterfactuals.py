@@ -296,7 +296,7 @@ def table_totals(plan: CoalitionPlan, life: Lifecycle, values) -> tuple[np.ndarr
     return merit_R, merit_R[plan.table.member_R] - merit_R
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=5),
     st.integers(1, 70),

@@ -61,7 +61,7 @@ def test_same_seed_twice_is_bit_identical_and_leaves_the_global_generators_alone
 
 
 @given(seed=st.integers(0, 2**20), pieces=st.sampled_from([None, 1, 5, 12]))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_rewards_add_up_to_the_change_of_score_minus_upkeep(seed, pieces):
     """Whatever is done: over an episode, in one rollout or in several."""
     diary = Diary()

@@ -291,7 +291,7 @@ configs = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(configs, st.integers(0, 2**32 - 1))
 def test_equal_to_a_plain_governor_of_each_member(config, seed):
     rng = np.random.default_rng(seed)

@@ -46,7 +46,7 @@ def shifted(sample: Tensor, down: int, right: int) -> Tensor:
     return out
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(name=st.sampled_from(["shift", "flip", "flip+shift"]), seed=st.integers(0, 99),
        number=st.integers(0, 10**6), side=st.sampled_from([5, 8, 17]))  # fmt: skip
 def test_every_image_is_flipped_or_shifted_by_at_most_an_eighth(name, seed, number, side):

@@ -44,7 +44,7 @@ def assert_same(found: list, expected: list) -> None:
         assert torch.equal(x, x_torch)
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(
     shape=st.tuples(st.integers(3, 9), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9)),
     members=st.integers(1, 3),

@@ -61,7 +61,7 @@ def compared(h, rows, alpha, style, gates):
     return results
 
 
-@settings(max_examples=examples(16), deadline=None)
+@settings(max_examples=examples(16))
 @given(
     shape=st.sampled_from([(4, 2, 8, 4, 4), (5, 3, 4, 3, 3), (3, 1, 16, 12, 12), (6, 1, 2, 1, 1)]),
     seed=st.integers(0, 3),

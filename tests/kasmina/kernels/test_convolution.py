@@ -90,7 +90,7 @@ def test_large_kernels(inputs, outputs, side, size):
     assert_large_kernel(inputs, outputs, size, side)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(
     rows=st.integers(1, 3),
     batch=st.integers(1, 3),

@@ -46,7 +46,7 @@ def parameters(rows, channels, seed):
     return tuple(part.requires_grad_(True) for part in parts)
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(
     rows=st.integers(1, 3),
     batch=st.integers(1, 5),

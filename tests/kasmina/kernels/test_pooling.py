@@ -56,7 +56,7 @@ def assert_as_torch(x: torch.Tensor, pool=by_planes) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     lead=st.lists(st.integers(1, 4), min_size=0, max_size=3),
     height=st.integers(1, 9),
@@ -91,7 +91,7 @@ def test_planes_share_a_program_or_take_several(shape):
     assert_as_torch(values(shape, torch.bfloat16, ODD))
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(30))
 @example(shape=(2, 2, 3, 4, 5), last=True, among=FEW)
 @given(
     shape=st.tuples(*(st.integers(1, top) for top in (3, 3, 9, 7, 7))),

@@ -101,7 +101,7 @@ def test_room_is_only_taken_by_what_was_allocated_with_it():
     )
 
 
-@settings(max_examples=examples(12), deadline=None)
+@settings(max_examples=examples(12))
 @given(
     rows=st.integers(1, 6),
     shape=st.sampled_from([(1, 2, 3, 3), (2, 4, 2, 2), (3, 5)]),

@@ -69,7 +69,7 @@ def both(config: OptimConfig, members: int, size: int) -> tuple[Learner, Learner
     return Learner(config, members, size, True), Learner(config, members, size, False)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     config=st.sampled_from(CASES),
     members=st.integers(1, 4),

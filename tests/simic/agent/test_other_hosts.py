@@ -21,7 +21,7 @@ from ppo_support import OPS, S, agent, masks_for, random_obs, shaken, weights
 
 
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_with_blueprints_in_another_order_it_chooses_the_same_ones(seed):
     """What the slots hold and what may be grown, both in the new order."""
     rng = np.random.default_rng(seed)

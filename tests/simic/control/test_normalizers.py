@@ -11,7 +11,7 @@ from esper.simic.control.normalizers import OBSERVATION_LIMIT
 from ppo_support import SPEC, random_obs
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=6), st.integers(0, 1000))
 def test_batches_merge_to_the_statistics_of_all(sizes, seed):
     rng = np.random.default_rng(seed)

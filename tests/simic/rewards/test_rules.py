@@ -53,7 +53,7 @@ def test_the_stories_are_eventful():
 
 
 @given(rule=st.sampled_from(EVERY), seed=SEEDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_parts_sum_to_the_total_exactly_and_everything_is_finite(rule, seed):
     reward = reward_of(*rule)
     for inputs in story(seed, fossilize=True):
@@ -87,7 +87,7 @@ def test_a_member_is_paid_the_same_whatever_company_it_is_in(mode, family):
 
 
 @given(rule=st.sampled_from(EVERY), seed=SEEDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_closed_cycle_pays_at_most_minus_its_upkeep(rule, seed):
     """Germinate, retarget, prune as you like: against waiting it never pays; `sparse`, which
     charges no upkeep, claims no more than that."""
@@ -140,7 +140,7 @@ def test_permanent_seeds_of_all_slots_count(mode):
 
 @pytest.mark.parametrize("family", ["contribution", "loss"])
 @given(seed=SEEDS)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_potential_telescopes(family, seed):
     """What was paid so far is the potential of the state, and 0 once the episode is over."""
     reported = story(seed, fossilize=True)
@@ -162,7 +162,7 @@ def test_the_potential_telescopes(family, seed):
 
 @pytest.mark.parametrize("family", ["contribution", "loss"])
 @given(seed=SEEDS)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 def test_shaping_leaves_the_return_of_the_score_as_it_was(family, seed):
     reported = story(seed, fossilize=True)
     shaped = totals(pay(reward_of("shaped", family), reported)).sum(axis=0)

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
@@ -301,7 +301,6 @@ def test_accuracy_below_the_rounds_before_is_degradation():
 reals = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=20)
 
 
-@settings(deadline=None)
 @given(reals, st.randoms(use_true_random=False))
 def test_rank_agreement_is_spearmans_in_deviations(left, random):
     right = left.copy()
@@ -344,7 +343,6 @@ def test_the_worst_comes_first():
 anything = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@settings(deadline=None)
 @given(st.fixed_dictionaries(dict.fromkeys(FIGURES, anything)))
 def test_whatever_the_figures_a_report_comes_in_order(figures):
     found = kinds(update(**figures))
@@ -408,7 +406,6 @@ def test_another_anomaly_starts_the_clock_again():
     assert levels(config, "xxx...x..") == "DDDDDNDDD"
 
 
-@settings(deadline=None)
 @given(st.text("x.", max_size=30), st.integers(0, 5))
 def test_a_round_is_raised_if_an_anomaly_lies_n_rounds_back_at_most(story, n):
     config = TelemetryConfig(level=NORMAL, escalation_rounds=n)

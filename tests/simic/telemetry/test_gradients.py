@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -73,7 +73,6 @@ def test_a_sparse_gradient_counts_like_a_dense_one():
 numbers = st.floats(-1e6, 1e6, width=32) | st.sampled_from([0.0, NAN, INF, -INF, SMALL, LARGE])
 
 
-@settings(deadline=None)
 @given(st.lists(numbers, min_size=1, max_size=12))
 def test_counts_and_shares_agree_with_counting(grad):
     (layer,) = collect_per_layer_gradients(module_with(w=grad))

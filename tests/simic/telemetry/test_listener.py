@@ -118,7 +118,7 @@ SCRIPTS = st.builds(
     nan_share=st.sampled_from([0.0, 0.0, 0.3]),
     plans=st.booleans(),
 )
-RUNS = settings(max_examples=25, deadline=None)
+RUNS = settings(max_examples=25)
 
 
 # ---- totals against loops ---------------------------------------------------------------------

@@ -90,9 +90,7 @@ def test_the_last_few_and_the_best_are_kept(tmp_path):
     scores=st.lists(st.floats(-1, 1) | st.just(math.nan), min_size=1, max_size=8),
     keep=st.integers(1, 4),
 )
-@settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_newest_and_best_are_there_whatever_the_scores(tmp_path, scores, keep):
     shutil.rmtree(tmp_path / "c", ignore_errors=True)
     store = CheckpointStore(tmp_path / "c", keep)
@@ -272,9 +270,7 @@ def file_of(folder: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", FILES)
 @given(share=st.floats(0, 1, exclude_max=True), flip=st.booleans())
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_cut_or_flipped_anywhere_it_falls_back_to_the_one_before(spoilt, name, share, flip):
     """Any file of the newest checkpoint, at any byte."""
     path = file_of(spoilt.paths()[-1], name)

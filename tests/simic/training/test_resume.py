@@ -256,7 +256,7 @@ def test_the_table_of_what_may_change_names_settings_that_exist():
 
 
 @given(rounds=st.integers(1, 99), rate=st.floats(0, 1), seed=st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_changes_are_found_and_only_those(rounds, rate, seed):
     before = small_run(5)
     now = replace(before, rounds=rounds, ppo=replace(before.ppo, learning_rate=Schedule(rate)))

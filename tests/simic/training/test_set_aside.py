@@ -247,7 +247,7 @@ STEPS = st.sampled_from(
 
 @pytest.mark.slow
 @given(steps=st.lists(STEPS, min_size=10, max_size=25))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_breaks_and_comes_back_a_run_stays_in_its_history(tmp_path_factory, steps):
     """A model knows which checkpoint of a round belongs to the resumed history."""
     store = CheckpointStore(tmp_path_factory.mktemp("c") / "c", keep=3)
