@@ -64,9 +64,7 @@ def interval(found: Estimate, digits: int = 4) -> str:
     >>> interval(Estimate(0.5, 0.4, 0.6)), interval(Estimate(0.5, math.nan, 0.6))
     ('0.5 [0.4, 0.6]', '0.5')
     """
-    if not math.isfinite(found.low + found.high + found.value):
-        return number(found.value, digits)
-    return f"{number(found.value, digits)} [{number(found.low, 3)}, {number(found.high, 3)}]"
+    return f"{number(found.value, digits)} {ends(found)}".rstrip()
 
 
 def signed_interval(found: Estimate) -> str:
@@ -75,9 +73,25 @@ def signed_interval(found: Estimate) -> str:
     >>> signed_interval(Estimate(0.05, 0.01, 0.11))
     '+0.05 [+0.01, +0.11]'
     """
-    if not math.isfinite(found.low + found.high + found.value):
-        return signed(found.value)
-    return f"{signed(found.value)} [{signed(found.low)}, {signed(found.high)}]"
+    return f"{signed(found.value)} {signed_ends(found)}".rstrip()
+
+
+def ends(found: Estimate) -> str:
+    """Ends of an interval, if it is known.
+
+    >>> ends(Estimate(0.5, 0.4, 0.6))
+    '[0.4, 0.6]'
+    """
+    return f"[{number(found.low, 3)}, {number(found.high, 3)}]" if _is_known(found) else ""
+
+
+def signed_ends(found: Estimate) -> str:
+    """Ends of the interval of a difference, if it is known."""
+    return f"[{signed(found.low)}, {signed(found.high)}]" if _is_known(found) else ""
+
+
+def _is_known(found: Estimate) -> bool:
+    return math.isfinite(found.low + found.high + found.value)
 
 
 def fixed(value: float | None, decimals: int = 3) -> str:

@@ -19,8 +19,7 @@ def test_the_pick_on_test_beside_its_gain_with_an_interval(tmp_path):
     write(run / "result.json", RESULT | {"gain": {"value": 0.1, "low": 0.04, "high": 0.16}})
     found = views.run_summary(run).result
     assert found.text == (
-        "test accuracy 0.8500 ± 0.0200, 300 parameters, "
-        "+0.1000 (+0.0400 to +0.1600) against your model"
+        "test accuracy 0.8500 ± 0.0200, 300 parameters, +0.1 [+0.04, +0.16] against your model"
     )
     assert (found.basis, found.score, found.gain.low) == (Basis.TEST, 0.85, 0.04)
     assert [fact.name for fact in found.facts] == [
@@ -35,7 +34,7 @@ def test_the_gain_of_the_pick_is_the_same_everywhere(tmp_path):
     assert summary.result.gain is not None
     (pick,) = [point for point in views.read_frontier(run) if point.is_pick]
     assert (summary.result.gain.value, pick.gain) == (0.12, 0.12)
-    assert "+0.1200" in summary.headline
+    assert "+0.12 [" in summary.headline
     assert not hasattr(summary, "gain")
 
 
@@ -102,7 +101,7 @@ def test_a_comparison_names_its_best_policy_and_what_it_gains(tmp_path):
     assert views.run_summary(run).headline == "best score 0.6000: random"
     (run / "compare.json").write_text(json.dumps({"reference": "wait"}))
     found = views.run_summary(run).result
-    assert found.text.startswith("best score 0.6000: random, +0.0500 (")
+    assert found.text.startswith("best score 0.6000: random, +0.05 [")
     assert found.text.endswith("against wait")
     (run / "policies" / "wait.json").write_text("{")
     assert views.run_summary(run).headline == "best score 0.6000: random", "of those it can read"

@@ -95,9 +95,7 @@ def test_the_headline_is_the_pick_on_test_and_before_that_says_validation(tmp_pa
     assert live.headline == "validation accuracy 0.9000 so far, 300 parameters"
     assert live.score is None
     done = views.run_summary(search_folder(tmp_path / "done"))
-    assert (
-        done.headline == "test accuracy 0.8500 ± 0.0200, 300 parameters, +0.1000 against your model"
-    )
+    assert done.headline == "test accuracy 0.8500 ± 0.0200, 300 parameters, +0.1 against your model"
     write(tmp_path / "done" / "result.json", RESULT | {"pick": 1})
     assert views.run_summary(tmp_path / "done").headline.endswith("100 parameters: your model")
 

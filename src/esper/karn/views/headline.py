@@ -21,7 +21,7 @@ from esper.karn.views.documents import Entries, entries, listed, read_entries, r
 from esper.karn.views.documents import whole as integer
 from esper.karn.views.search_table import SearchTable, merit, pick_gain, settled, within
 from esper.leyline.statistics import Estimate
-from esper.plotting.numbers import number
+from esper.plotting.numbers import ends, number, signed, signed_ends, signed_interval
 from esper.storage import run_files as f
 
 
@@ -100,9 +100,8 @@ def _of_pick(search: SearchTable, metric: str, pick: Entries) -> Headline:
     more = pick_gain(search)
     known = not math.isnan(more.value)
     if known:
-        said = f"{said}, {_signed(more)} against your model"
-        ends = f"95 % {more.low:+.4f} to {more.high:+.4f}" if _has_ends(more) else ""
-        facts.append(Fact("gain over your model", f"{more.value:+.4f}", ends))
+        said = f"{said}, {signed_interval(more)} against your model"
+        facts.append(Fact("gain over your model", signed(more.value), _at_95(signed_ends(more))))
     theirs = real(host, "params")
     facts.append(Fact("your model", number(real(host, "test_score")), f"{theirs:,.0f} parameters"))
     facts.append(
@@ -161,12 +160,12 @@ def _of_learner(
     mine: Contender, others: Sequence[tuple[str, Contender]], judged: int, rounds: int
 ) -> Headline:
     early = f"after round {judged}" if 0 < judged < rounds else ""
-    ends = f"95 % {mine.score.low:.4f} to {mine.score.high:.4f}" if _has_ends(mine.score) else ""
-    beside = ", ".join(part for part in (early, ends, f"n = {mine.n}") if part)
+    beside = ", ".join(part for part in (early, _ends_and_n(mine)) if part)
     facts = [Fact("judged score", number(mine.score.value), beside)]
     gains = [_gain_over(one) for _, one in others]
     for (what, one), more in zip(others, gains, strict=True):
-        facts.append(Fact(one.label, number(one.score.value), f"{what}; gain {_signed(more)}"))
+        beside = f"{what}; gain {signed_interval(more)}"
+        facts.append(Fact(one.label, number(one.score.value), beside))
     if not math.isnan(mine.test.value):
         facts.append(Fact("test accuracy", number(mine.test.value), "on fresh hosts"))
     against = ", ".join(f"{one.label} {one.score.value:.4f}" for _, one in others)
@@ -207,22 +206,15 @@ def policies_headline(run: Path) -> Headline:
     reference = next((one for one in found if one.is_reference), None)
     gain = None if reference is None or reference is best else best.difference
     if reference is not None and gain is not None:
-        beside = f"the reference; gain {_signed(gain)}"
+        beside = f"the reference; gain {signed_interval(gain)}"
         facts.append(Fact(reference.label, number(reference.score.value), beside))
-        said = f"{said}, {_signed(gain)} against {reference.label}"
+        said = f"{said}, {signed_interval(gain)} against {reference.label}"
     return Headline(said, Basis.JUDGED, best.score.value, gain, tuple(facts))
 
 
 def _ends_and_n(one: Contender) -> str:
-    ends = f"95 % {one.score.low:.4f} to {one.score.high:.4f}, " if _has_ends(one.score) else ""
-    return f"{ends}n = {one.n}"
+    return ", ".join(part for part in (_at_95(ends(one.score)), f"n = {one.n}") if part)
 
 
-def _has_ends(found: Estimate) -> bool:
-    return math.isfinite(found.low) and math.isfinite(found.high)
-
-
-def _signed(found: Estimate) -> str:
-    if not _has_ends(found):
-        return f"{found.value:+.4f}"
-    return f"{found.value:+.4f} ({found.low:+.4f} to {found.high:+.4f})"
+def _at_95(interval: str) -> str:
+    return f"95 % {interval}" if interval else ""
