@@ -319,7 +319,9 @@ def test_unusable_runs_are_one_line(copy, tmp_path, monkeypatch, capsys):
     assert "the run has not finished" in line_of(export.main([str(copy), "out.pt2"]), capsys)
     assert not list(tmp_path.glob("*.pt2"))
     assert report.main([str(copy), *page]) == 0
-    assert "finished" not in (tmp_path / "page.html").read_text()
+    said = (tmp_path / "page.html").read_text()
+    assert "<strong>" in said
+    assert "<strong>finished" not in said, "runs are, the search is not"
 
 
 # ---- report, export ---------------------------------------------------------------------------
