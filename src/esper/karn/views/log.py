@@ -99,7 +99,7 @@ def _last_record(session: RunSession | None) -> float:
     return float(math.ceil(session.ended))
 
 
-def _last_session_end(run: Path) -> float:
+def _session_end(run: Path) -> float:
     return _last_record(next(reversed(read_work_sessions(run)), None))
 
 
@@ -204,7 +204,7 @@ def _compared(run: Path) -> list[LogLine]:
     lines = _in_time(run, first, map(_policy_done, read_contenders(run)))
     best = policies_headline(run).text
     is_over = best and (run / f.COMPARISON).exists()
-    return [*lines, LogLine(f"all compared: {best}", _last_session_end(run))] if is_over else lines
+    return [*lines, LogLine(f"all compared: {best}", _session_end(run))] if is_over else lines
 
 
 def _policy_done(one: Contender) -> LogLine:
@@ -233,7 +233,7 @@ def _audited(run: Path) -> list[LogLine]:
     damaged = [LogLine(f"cannot be read: {one}", unusual=True) for one in found.problems]
     lines = _in_time(run, first, [*done, *damaged])
     best = policies_headline(run).text
-    return [*lines, LogLine(f"ways to choose judged: {best}", _last_session_end(run))] if best else lines
+    return [*lines, LogLine(f"ways to choose judged: {best}", _session_end(run))] if best else lines
 
 
 def _context_done(setup: AuditSetup, context: int, rows: list[AuditRow]) -> LogLine:
