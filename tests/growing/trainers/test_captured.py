@@ -429,20 +429,33 @@ def test_a_run_that_does_not_fit_alone_is_one_clear_line(tmp_path, monkeypatch):
         train_all(CapturedTrainer(TASK, machine=machine), jobs_of(tmp_path, count=2))
 
 
-def test_at_most_24_at_a_time_and_jobs_are_taken_as_there_is_room(tmp_path):
-    taken = []
+def most_at_a_time(trainer, jobs):
+    """Jobs that were taken and had not ended, at most; all end."""
+    taken, ended, most = 0, 0, 0
 
-    def jobs():
-        for job in jobs_of(tmp_path, count=40, batches=4):
-            taken.append(job.number)
+    def counted():
+        nonlocal taken
+        for job in jobs:
+            taken += 1
             yield job
 
-    running = []
-    outcomes = CapturedTrainer(TASK, machine=FakeMachine()).train(jobs(), never)
-    for outcome in outcomes:
-        running.append(outcome.number)
-        assert len(taken) - len(running) < 24
-    assert sorted(running) == list(range(40))
+    for _ in trainer.train(counted(), never):
+        most = max(most, taken - ended)
+        ended += 1
+    assert ended == len(jobs)
+    return most
+
+
+def test_a_run_per_lane_so_that_the_first_ones_end_early(tmp_path):
+    trainer = CapturedTrainer(TASK, lanes=3, machine=FakeMachine())
+    assert most_at_a_time(trainer, jobs_of(tmp_path, count=10, batches=4)) == 3
+
+
+def test_runs_on_a_stream_share_lanes_so_that_it_is_read_less_often(tmp_path):
+    task = replace(TASK, train=StreamReader(Endless(), TASK.inputs, 0, CPU))
+    trainer = CapturedTrainer(task, lanes=2, machine=FakeMachine())
+    jobs = jobs_of(tmp_path, count=captured.STREAM_RUNS + 2, batches=4)
+    assert most_at_a_time(trainer, jobs) == captured.STREAM_RUNS
 
 
 def test_a_stop_saves_and_judges_what_is_under_way_and_resume_is_bitwise(tmp_path, monkeypatch):

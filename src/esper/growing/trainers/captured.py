@@ -34,8 +34,9 @@ from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import is_out_of_memory
 
 LANES: Final = 8
-MAX_RUNS: Final = 24
-"""Runs at a time, where memory allows."""
+"""As many runs at a time, where memory allows: more of them would only end later, all of them."""
+STREAM_RUNS: Final = 24
+"""Runs at a time that read one stream of data together, where memory allows."""
 HEADROOM: Final = 1.3
 """Free memory that a further run must find, relative to the largest so far."""
 TRIM_BYTES: Final = 2**29
@@ -194,22 +195,23 @@ class CapturedTrainer:
         self,
         task: Task,
         lanes: int = LANES,
-        most: int = MAX_RUNS,
+        most: int | None = None,
         machine: Machine | None = None,
     ) -> None:
         """`most`: runs at a time; `machine`: the GPU of the task."""
         self._machine = machine or CudaMachine(task.device, lanes)
-        self.task, self._most = _stored(task, self._machine.free()), most
+        self.task = _stored(task, self._machine.free())
+        self._shares_stream = isinstance(task.train, StreamReader)
+        self._most = most or (STREAM_RUNS if self._shares_stream else lanes)
         self._kinds = Kinds(self.task, self._machine.capture)
         self._queues = [Queue() for _ in range(lanes)]
         self._runs: list[CapturedRun] = []
         self._turns: list[int] = [0] * lanes
         self._held: deque[Job] = deque()
         """Jobs that were taken and found no room."""
-        self._room, self._more = most, True
+        self._room, self._more = self._most, True
         self._largest = 0
         self._released = 0
-        self._shares_stream = isinstance(task.train, StreamReader)
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs, as many at a time as memory allows, and yield them as they end."""
