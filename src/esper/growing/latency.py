@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.growing.budget import Runtime
 from esper.kasmina.export.export import export_model
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.tracing import Inputs
 from esper.leyline.errors import EsperError, install_hint
 
@@ -44,14 +45,11 @@ def measure_latency(
 ) -> Latency:
     """Time a network in eval mode; `example`: its raw inputs for some samples."""
     first = [value[:1].cpu() for value in example]
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        with _one_call(model, inputs, first, runtime, threads) as call:
-            return _timed(call)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with (
+        in_mode(model, training=False),
+        _one_call(model, inputs, first, runtime, threads) as call,
+    ):
+        return _timed(call)
 
 
 def _timed(call: Callable[[], object]) -> Latency:
