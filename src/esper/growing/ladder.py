@@ -93,7 +93,7 @@ class Ladder(Proposals):
 
     def _model(self, length: int) -> Row:
         recipe = replace(self.space.recipe, batches=length)
-        row = self._row(0, 0, 0, self.networks.base.bare, recipe, "given")
+        row = self._row(0, 0, self.networks.base.bare, recipe, "given")
         return replace(row, purpose="first")
 
     def beside_first(self, table: Table, left: float, cost: Affordable) -> list[Row]:
@@ -101,9 +101,7 @@ class Ladder(Proposals):
 
         `left`: what is left of the budget; `cost`: of a run, in the same unit.
         """
-        wanted = self._fresh(self._proposals(0, table.rows), table.rows)
-        share = 1.0 if self.settings.policy == "random" else SHARES[0]
-        return _numbered(self._affordable(wanted, cost, left, share * left), table)
+        return _numbered(self._rung(0, table.rows, left, cost), table)
 
     def next_rung(
         self, table: Table, left: float, cost: Affordable, least: int = 1
@@ -116,18 +114,21 @@ class Ladder(Proposals):
         rung = table.rungs if len(rows) > 1 else 0
         if rung > FULL_RUNG and self._stalled(rows) >= PATIENCE:
             return [], f"nothing improved in {PATIENCE} rungs"
-        if not rung:
-            chosen = self.beside_first(table, left, cost)
-        else:
-            wanted = self._fresh(self._proposals(rung, rows), rows)
-            share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
-            chosen = self._affordable(wanted, cost, left, share * left, least)
+        chosen = self._rung(rung, rows, left, cost, least if rung else 0)
         if not chosen and rung <= FULL_RUNG:
             # Too little for a choice among short runs: fewer networks, in full.
             fresh = self._fresh(self._in_full(rung, rows), rows)
             chosen = self._affordable(fresh, cost, left, left)
         reason = "" if chosen else "the budget is spent, or nothing new is left to try"
         return _numbered(chosen, table), reason
+
+    def _rung(
+        self, rung: int, rows: Sequence[Row], left: float, cost: Affordable, least: int = 0
+    ) -> list[Row]:
+        """What a rung proposes, as far as its share of the budget pays for it."""
+        wanted = self._fresh(self._proposals(rung, rows), rows)
+        share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
+        return self._affordable(wanted, cost, left, share * left, least)
 
     def meanwhile(self, table: Table) -> Iterator[Row]:
         """Further rows of the last rung, for processes that would wait for its longest run."""
