@@ -628,13 +628,13 @@ def test_the_model_is_trained_for_a_third_of_a_full_run_however_short_the_time(t
 
 
 def test_limits_of_a_budget():
-    made = Limits.of(Budget(), 100, 8, 1000, 20.0)
+    made = Limits.of(Budget(), 100, 8, 1000)
     assert (made.runs, made.length) == (20.0, 100)
-    assert Limits.of(Budget(host_runs=3), 100, 8, 1000, 20.0).runs == 3
-    assert Limits.of(Budget(minutes=3), 100, 8, 1000, 20.0).runs == math.inf
+    assert Limits.of(Budget(host_runs=3), 100, 8, 1000).runs == 3
+    assert Limits.of(Budget(minutes=3), 100, 8, 1000).runs == math.inf
     flops = 2.0 * 1000 * 8 * 100 * 2.5
-    assert Limits.of(Budget(flops=flops), 100, 8, 1000, 20.0).runs == 2.5
-    assert Limits.of(Budget(flops=flops, host_runs=2), 100, 8, 1000, 20.0).runs == 2
+    assert Limits.of(Budget(flops=flops), 100, 8, 1000).runs == 2.5
+    assert Limits.of(Budget(flops=flops, host_runs=2), 100, 8, 1000).runs == 2
 
 
 def test_the_control_is_the_best_run_of_the_model_as_given():

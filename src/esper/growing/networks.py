@@ -14,6 +14,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
+from esper.growing.folder import read_weights
 from esper.growing.latency import Latency, measure_latency
 from esper.growing.runs import Row
 from esper.growing.topologies import EMPTY, Topology, with_seed
@@ -248,17 +249,5 @@ class Networks:
         return network
 
     def _saved(self, number: int) -> dict[str, Tensor]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        path = self._weights(number)
-        try:
-            return load_file(str(path))
-        except (SafetensorError, OSError) as error:
-            raise EsperError(
-                f"{path}: the weights of network {number} cannot be read ({error}); start a new run"
-            ) from error
-
-    def trial(self) -> None:
-        """Build the model as given once and look at its size, so that errors come at once."""
-        self.base.size(self.base.bare)
+        lack = f"the weights of network {number} cannot be read"
+        return read_weights(self._weights(number), lack, "; start a new run")

@@ -13,9 +13,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final, TypeVar
 
 import torch
@@ -43,14 +42,6 @@ class Ranks:
     def now(self) -> float:
         """Seconds on the clock of the search."""
         return time.monotonic()
-
-    def stop(self, mine: bool) -> bool:
-        """Agree on the time, and on stopping: True on all ranks if one has to.
-
-        All ranks call it at the same point; it raises nothing.
-        """
-        self.stopped = self.stopped or mine
-        return mine
 
     def measured(self, value: float) -> float:
         """A number as rank 0 has measured it."""
@@ -97,7 +88,10 @@ class ShardRanks(Ranks):
         return self._now
 
     def stop(self, mine: bool) -> bool:
-        """Agree on the time, and on stopping."""
+        """Agree on the time, and on stopping: True on all ranks if one has to.
+
+        All ranks call it at the same point; it raises nothing.
+        """
         flag = float(mine or self._stopping)
         both = [flag, time.monotonic() if self.first else 0.0]
         # SYNC: between chunks of batches
@@ -111,19 +105,26 @@ class ShardRanks(Ranks):
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
         """Note Ctrl-C and SIGTERM inside the block: `stop` then stops all ranks."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
-        def note(number: int, frame: FrameType | None) -> None:
+        def note() -> None:
             self._stopping = True
 
-        before = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with noted((signal.SIGINT, signal.SIGTERM), note):
             yield
-        finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
+
+
+@contextlib.contextmanager
+def noted(kinds: Sequence[signal.Signals], note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` on signals inside the block; only the main thread can be told of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {kind: signal.signal(kind, lambda *_: note()) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 @contextlib.contextmanager

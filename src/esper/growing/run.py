@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
-from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
+from esper.growing.budget import Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
 from esper.growing.ladder import MAX_SHARE, Ladder
@@ -116,11 +116,9 @@ class GrowRun:
         decay = settings.weight_decay
         self.weight_decay = WEIGHT_DECAY[self.optimizer] if decay == "auto" else float(decay)
         data, inputs = problem.data, problem.trace.inputs
-        resident = isinstance(data.train, GrowPart)
         self.augments = self._augments()
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
         size = choose_batch_size(data.batch_size, samples)
-        size = min(size, samples) if resident and samples is not None else size
         self.full = choose_length(settings.epochs, size, _per_epoch(data.train, size))
         self.task = Task(
             inputs=inputs,
@@ -217,7 +215,7 @@ class GrowRun:
         """Measure the size of the model, and its speed if time is limited; decide the lengths."""
         self.printer.phase("measuring size and speed")
         with self._explained():
-            self.networks.trial()
+            size = self.networks.base.bare_size
             if self.settings.depths != "auto":
                 self.variants.check()
             if not self.networks.base_fits:
@@ -225,15 +223,13 @@ class GrowRun:
             self.length, self.each = self.full, math.nan
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
-                self.length = self._in_time(self.budget.seconds)
+                self.length = self._in_time()
                 if self._take_smaller_batches():
                     self.each = self._probe()
-                    self.length = self._in_time(self.budget.seconds)
-        size = self.networks.base.size(self.networks.base.bare)
+                    self.length = self._in_time()
         self.limits = Limits.of(
-            self.budget, self.length.batches, self.length.batch_size, size.train_macs,
-            DEFAULT_HOST_RUNS,
-        )  # fmt: skip
+            self.budget, self.length.batches, self.length.batch_size, size.train_macs
+        )
         self._announce()
 
     def _take_smaller_batches(self) -> bool:
@@ -273,9 +269,9 @@ class GrowRun:
         (each,) = batch_seconds(self.trainer, [job], together=self.ranks.size > 1)
         return each
 
-    def _in_time(self, seconds: float) -> Length:
+    def _in_time(self) -> Length:
         """The length of full runs for which there is time."""
-        left = 0.85 * (seconds - (time.monotonic() - self._began))
+        left = 0.85 * (self.budget.seconds - (time.monotonic() - self._began))
         # Of a model above the limits one run is needed, as the reference; others cost less.
         runs = FULL_RUNS if self.networks.base_fits else REFERENCE_RUNS
         batches = max(1, int(left / (self.each * runs)))
@@ -337,7 +333,7 @@ class GrowRun:
         say, trace = self.printer.say, self.problem.trace
         for note in self.problem.data.notes:
             say(note)
-        size = self.networks.base.size(self.networks.base.bare)
+        size = self.networks.base.bare_size
         say(f"{trace.name}: {size.params:,} parameters, {size.macs:,} MACs")
         if not self.networks.base_fits:
             name, _ = self.budget.excess(size.params, size.macs, self._base_latency)
@@ -528,7 +524,7 @@ class GrowRun:
     def _info(self, path: Path) -> GrowInfo:
         problem, settings, trace = self.problem, self.settings, self.problem.trace
         base = self.networks.base
-        size = base.size(base.bare)
+        size = base.bare_size
         return GrowInfo(
             schema=run_files.GROW_SCHEMA,
             name=path.name,

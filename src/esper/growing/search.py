@@ -7,28 +7,23 @@ and these continue from their last minute.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from types import FrameType
 from typing import Final, Protocol
 
-from torch import Tensor
-
-from esper.growing.budget import Budget
+from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.clock import Clock
+from esper.growing.folder import GrowFolder
 from esper.growing.ladder import Ladder
 from esper.growing.moves import SAME
 from esper.growing.networks import Networks
 from esper.growing.proposals import DIVISORS, FULL_RUNG
-from esper.growing.ranks import ONE_PROCESS, Ranks
+from esper.growing.ranks import ONE_PROCESS, Ranks, noted
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 from esper.growing.trainers.probe import batch_seconds
@@ -74,26 +69,6 @@ MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
 
-class Store(Protocol):
-    """Where a search keeps its table and the weights of its runs."""
-
-    def save_table(self, table: Table) -> None:
-        """Write the table."""
-        ...
-
-    def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights of a run."""
-        ...
-
-    def drop_weights(self, number: int) -> None:
-        """Remove the weights of a run that is not needed any more."""
-        ...
-
-    def checkpoint(self, number: int) -> Path:
-        """File of a run under way."""
-        ...
-
-
 class Observer(Protocol):
     """What is shown of a search."""
 
@@ -120,13 +95,13 @@ class Limits:
     """Batches of a full run."""
 
     @staticmethod
-    def of(budget: Budget, length: int, batch_size: int, train_macs: int, default: float) -> Limits:
-        """The limits of a budget; `default`: runs without any limit."""
+    def of(budget: Budget, length: int, batch_size: int, train_macs: int) -> Limits:
+        """The limits of a budget."""
         limits = [] if budget.host_runs is None else [budget.host_runs]
         if budget.flops is not None:
             limits.append(budget.flops / (2.0 * max(1, train_macs) * batch_size * length))
         if not limits:
-            limits.append(default if budget.minutes is None else math.inf)
+            limits.append(DEFAULT_HOST_RUNS if budget.minutes is None else math.inf)
         return Limits(min(limits), length)
 
 
@@ -137,7 +112,7 @@ class Search:
         self,
         ladder: Ladder,
         trainer: Trainer,
-        store: Store,
+        store: GrowFolder,
         observer: Observer,
         limits: Limits,
         clock: Clock,
@@ -154,7 +129,7 @@ class Search:
         self.table = Table()
         self._store, self._observer, self._ranks = store, observer, ranks
         self._saved_at = -math.inf
-        self._stop = _Interrupts()
+        self._interrupted = False
         self._forgotten: list[int] = []
         self._start_up = 0.0
         """Seconds before the first batches of the last runs, by a probe."""
@@ -175,7 +150,7 @@ class Search:
         self.table = replace(table, ended="")
         self._forgotten = [row.number for row in finished(table.rows) if not row.saved]
         self._forget()
-        with self._stop.noted(), self._ranks.interruptible():
+        with noted([signal.SIGINT], self._interrupt), self._ranks.interruptible():
             while not self._over():
                 rows = [row for row in self.table.open_rows() if self._affords(row)]
                 if not rows and not self._add(self._propose()):
@@ -189,10 +164,16 @@ class Search:
         self._drop_forgotten()
         return complete
 
+    def _interrupt(self) -> None:
+        """Ctrl-C takes effect between two batches; the second one raises."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
     @property
     def _asked(self) -> bool:
         """Whether somebody asked to stop; several ranks have to agree on it."""
-        return self._stop.asked if self._ranks.size == 1 else self._ranks.stopped
+        return self._interrupted if self._ranks.size == 1 else self._ranks.stopped
 
     def _over(self) -> bool:
         return self._asked or self._out_of_time()
@@ -450,7 +431,7 @@ class Search:
     def _tick(self, running: Sequence[Running]) -> bool:
         self._running = {one.number: one for one in running}
         self._observer.on_tick(self, running)
-        return self._stop.asked or self._over()
+        return self._interrupted or self._over()
 
     def _record(self, outcome: Outcome) -> None:
         """Write what became of a run into the table, its weights before that."""
@@ -512,30 +493,6 @@ class Search:
         self.table = replace(self.table, seconds=self.clock.seconds)
         self._store.save_table(self.table)
         self._saved_at = time.monotonic()
-
-
-class _Interrupts:
-    """Notes Ctrl-C, so that it takes effect between two batches; the second one raises."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if self.asked:
-                raise KeyboardInterrupt
-            self.asked = True
-
-        before = signal.signal(signal.SIGINT, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from torch import Tensor, nn
+from torch import nn
 
-from esper.growing.folder import NETWORKS, GrowInfo, refit_path, weights_path
+from esper.growing.folder import NETWORKS, GrowInfo, read_weights, refit_path, weights_path
 from esper.kasmina.plain_saves import load_plain, plain_example
 from esper.kasmina.tracing import (
     Depths,
@@ -111,7 +111,7 @@ class StoredNetworks:
         seeds = {slot: name for slot, name in zip(trace.slots, topology, strict=True) if name}
         network = planted_model(trace, seeds, 0)
         find = refit_path if refit else weights_path
-        carry_weights(network, _read_weights(find(self.run, number)))
+        carry_weights(network, read_weights(find(self.run, number)))
         return finished_model(network)
 
     def example(self, number: int) -> Any:
@@ -133,13 +133,3 @@ class StoredNetworks:
         if width == 1:
             return trace_model(model, example, slots or 8, output, needs_slots=False)
         return scaled_model(model, example, width, output, slots or 8, False).host
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(str(path))
-    except (SafetensorError, OSError) as error:
-        raise EsperError(f"{path}: no weights that can be read ({error})") from error
