@@ -166,7 +166,8 @@ class _Widths:
                 return None  # it has no places
         elif like is not None and math.isfinite(self._room(own)):
             share = base.bare_size.train_macs / max(1, own.bare_size.train_macs)
-            near = self._widest_near(like * math.sqrt(share))
+            guess = like * math.sqrt(share)
+            near = self._bisected(guess / NEAR, guess * NEAR, TRIALS_NEAR)
             if near is not None:
                 return near
         return self._widest(own) if self._made(1.0) is not None else self._widest_below(own)
@@ -214,25 +215,18 @@ class _Widths:
         """The largest width that fits, where the model's own does not."""
         # Sizes shrink with the width, at least, and at most with its square.
         room = min(self._room(own), self.most_cost / self.networks.cost_of(own.bare_size))
-        low, high = room / 2, min(1.0, CLOSE * math.sqrt(room))
+        fits = self._bisected(room / 2, min(1.0, CLOSE * math.sqrt(room)), TRIALS)
+        return fits or next((one for one in SMALLEST if self._made(one) is not None), None)
+
+    def _bisected(self, low: float, high: float, trials: int) -> float | None:
+        """A width between two that fits, where a little more does not; None: none was found."""
         fits = None
-        for _ in range(TRIALS):
+        for _ in range(trials):
             trial = short(math.sqrt(low * high))
             if self._made(trial) is None:
                 high = trial
             else:
                 low = fits = trial
-        return fits or next((one for one in SMALLEST if self._made(one) is not None), None)
-
-    def _widest_near(self, guess: float) -> float | None:
-        """A width that fits, where a little more does not; None: not near the guess."""
-        low, high, fits = guess / NEAR, guess * NEAR, None
-        for trial in (guess, *(None,) * (TRIALS_NEAR - 1)):
-            width = short(math.sqrt(low * high) if trial is None else trial)
-            if self._made(width) is None:
-                high = width
-            else:
-                low = fits = width
         return fits
 
     def _room(self, variant: Variant, timed: bool = True) -> float:
