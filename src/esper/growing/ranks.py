@@ -35,9 +35,8 @@ class Ranks:
     """Device of this rank; None: as the settings say."""
     stopped = False
     """Whether the ranks have agreed on stopping."""
-
-    def __init__(self, shards: Shards | None = None) -> None:
-        self._shards = shards
+    shards: Shards | None = None
+    """Messages to the other processes; None: there are none."""
 
     def now(self) -> float:
         """Seconds on the clock of the search."""
@@ -45,11 +44,11 @@ class Ranks:
 
     def measured(self, value: float) -> float:
         """A number as rank 0 has measured it."""
-        return value if self._shards is None else self._shards.number(value)
+        return value if self.shards is None else self.shards.number(value)
 
     def together(self, work: Callable[[], T]) -> T:
         """Run `work`, which sends no message; if it fails on one rank, all raise."""
-        return work() if self._shards is None else self._shards.together(work)
+        return work() if self.shards is None else self.shards.together(work)
 
     def on_first(self, work: Callable[[], None]) -> None:
         """Run `work` on rank 0; if it fails there, all raise."""
@@ -57,12 +56,12 @@ class Ranks:
 
     def text(self, text: str) -> str:
         """The text of rank 0."""
-        return text if self._shards is None else self._shards.say(text)
+        return text if self.shards is None else self.shards.say(text)
 
     def require_same(self, what: str, text: str) -> None:
         """Raise on all ranks unless all have the same text."""
-        if self._shards is not None:
-            self._shards.require_same(what, text)
+        if self.shards is not None:
+            self.shards.require_same(what, text)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -76,8 +75,9 @@ ONE_PROCESS: Final = Ranks()
 class ShardRanks(Ranks):
     """One of several processes that hold the networks of a search together."""
 
+    shards: Shards
+
     def __init__(self, shards: Shards) -> None:
-        super().__init__(shards)
         self.shards = shards
         self.first, self.size, self.device = shards.rank == 0, shards.size, shards.device
         self._stopping = False
