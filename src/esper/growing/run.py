@@ -119,7 +119,7 @@ class GrowRun:
         self.augments = self._augments()
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
         size = choose_batch_size(data.batch_size, samples)
-        self.full = choose_length(settings.epochs, size, _per_epoch(data.train, size))
+        self.full = choose_length(settings.epochs, _per_epoch(data.train, size))
         self.task = Task(
             inputs=inputs,
             train=self._train_data(),
@@ -190,16 +190,11 @@ class GrowRun:
             self.rates,
             more_rates=settings.lr == "auto",
             augments=tuple(self.augments),
-            smoothings=(0.0, SMOOTHING) if tries else (self._smoothing,),
+            smoothings=(0.0, SMOOTHING) if tries else (settings.smoothing,),
             decays=settings.weight_decay == "auto" and self.optimizer != "own",
             batch_sizes=self._free_batches,
-            epoch=_per_epoch(train, self.length.batch_size) or math.inf,
+            epoch=_per_epoch(train, self.networks.batch_size) or math.inf,
         )
-
-    @property
-    def _smoothing(self) -> float:
-        given = self.settings.label_smoothing
-        return 0.0 if given == "auto" else given
 
     def _train_data(self) -> Samples | StreamReader:
         train, inputs = self.problem.data.train, self.problem.trace.inputs
@@ -228,13 +223,13 @@ class GrowRun:
                     self.each = self._probe()
                     self.length = self._in_time()
         self.limits = Limits.of(
-            self.budget, self.length.batches, self.length.batch_size, size.train_macs
+            self.budget, self.length.batches, self.networks.batch_size, size.train_macs
         )
         self._announce()
 
     def _take_smaller_batches(self) -> bool:
         """On a CPU small batches cost less: take them where there is time for few of the usual."""
-        size = fewer_samples(self.length.batch_size, self.length.batches)
+        size = fewer_samples(self.networks.batch_size, self.length.batches)
         if not self._free_batches or self.device.type != "cpu" or self.ranks.size > 1:
             return False
         return self._take_batches(size)
@@ -247,10 +242,10 @@ class GrowRun:
 
     def _take_batches(self, size: int) -> bool:
         """Take batches of another size as the usual ones; returns whether it is another."""
-        changes = size != self.full.batch_size
+        changes = size != self.networks.batch_size
         if changes:
             per_epoch = _per_epoch(self.problem.data.train, size)
-            self.full = choose_length(self.settings.epochs, size, per_epoch)
+            self.full = choose_length(self.settings.epochs, per_epoch)
             self.networks.batch_size = size
         return changes
 
@@ -258,8 +253,8 @@ class GrowRun:
         rate = self.rates[len(self.rates) // 2]
         clip = self.settings.clip or 0.0
         return Recipe(
-            self.optimizer, rate, self.weight_decay, clip, length.batch_size, length.batches,
-            self.augments[0], self._smoothing,
+            self.optimizer, rate, self.weight_decay, clip, self.networks.batch_size, length.batches,
+            self.augments[0], self.settings.smoothing,
         )  # fmt: skip
 
     def _probe(self) -> float:
@@ -350,7 +345,7 @@ class GrowRun:
         runs = f", {self.limits.runs:.3g} in all" if math.isfinite(self.limits.runs) else ""
         say(
             f"a training run of your model is {self.length.batches:,} batches of "
-            f"{self.length.batch_size}{runs}"
+            f"{self.networks.batch_size}{runs}"
         )
 
     def _announce_whole(self) -> None:
@@ -445,14 +440,13 @@ class GrowRun:
             self.networks.variants.extend(remade_variants(self.networks, info.variants))
             return
 
-        def others() -> Sequence[Variant]:
+        def others() -> None:
             found = self._other_variants(search)
             names = ", ".join(variant.name for variant in found)
             kinds = "widths and depths" if self.variants.depths else "widths"
             self.printer.say(f"other {kinds}: {names or 'none'}")
             self.networks.variants.extend(found)
             folder.write(GROW, self._with_variants(info))
-            return ()
 
         self.networks.others = others
 
@@ -482,8 +476,8 @@ class GrowRun:
         except (RuntimeError, TypeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EsperError(
-                    f"out of memory on {self.device} with batches of {self.full.batch_size}: lower "
-                    f"batch_size, or give a smaller model"
+                    f"out of memory on {self.device} with batches of {self.networks.batch_size}: "
+                    f"lower batch_size, or give a smaller model"
                 ) from error
             if not self.task.amp or isinstance(error, EsperError):
                 raise
@@ -544,7 +538,7 @@ class GrowRun:
             blueprints=tuple(settings.blueprints or ()),
             host_params=size.params,
             host_macs=size.macs,
-            batch_size=self.full.batch_size,
+            batch_size=self.networks.batch_size,
             epochs=self.length.epochs,
             length=self.length.batches,
             optimizer=self.optimizer,

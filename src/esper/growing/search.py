@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.clock import Clock
@@ -28,6 +28,9 @@ from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 from esper.growing.trainers.probe import batch_seconds
 from esper.plotting.pareto import validation_front
+
+if TYPE_CHECKING:
+    from esper.growing.progress import ProgressPrinter
 
 SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
@@ -69,22 +72,6 @@ MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
 
-class Observer(Protocol):
-    """What is shown of a search."""
-
-    def on_tick(self, search: Search, running: Sequence[Running]) -> None:
-        """Several times a second."""
-        ...
-
-    def on_rung(self, search: Search) -> None:
-        """After a rung."""
-        ...
-
-    def on_saved(self) -> None:
-        """After that rung is saved: if this raises, a resume continues from there."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a search may spend, besides time."""
@@ -113,7 +100,7 @@ class Search:
         ladder: Ladder,
         trainer: Trainer,
         store: GrowFolder,
-        observer: Observer,
+        printer: ProgressPrinter,
         limits: Limits,
         clock: Clock,
         ranks: Ranks = ONE_PROCESS,
@@ -127,7 +114,7 @@ class Search:
         self.networks: Networks = ladder.networks
         self.limits, self.clock = limits, clock
         self.table = Table()
-        self._store, self._observer, self._ranks = store, observer, ranks
+        self._store, self._printer, self._ranks = store, printer, ranks
         self._saved_at = -math.inf
         self._interrupted = False
         self._forgotten: list[int] = []
@@ -349,11 +336,11 @@ class Search:
             self._record(outcome)
         self.clock.end_rung(self.clock.seconds - began)
         self._forget()
-        self._observer.on_rung(self)
+        self._printer.on_rung(self)
         self._save()
         self._drop_forgotten()
         if not self._asked or not self.table.open_rows():
-            self._ranks.on_first(self._observer.on_saved)
+            self._ranks.on_first(self._printer.on_saved)
 
     def _jobs(self, rows: Sequence[Row]) -> Iterator[Job]:
         """Runs of a rung, as there is room for them."""
@@ -430,7 +417,7 @@ class Search:
 
     def _tick(self, running: Sequence[Running]) -> bool:
         self._running = {one.number: one for one in running}
-        self._observer.on_tick(self, running)
+        self._printer.on_tick(self, running)
         return self._interrupted or self._over()
 
     def _record(self, outcome: Outcome) -> None:
