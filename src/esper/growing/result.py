@@ -188,10 +188,8 @@ class GrowResult:
             record,
             info,
             path,
-            lambda network: stored.load(
-                network.number, network.variant, network.topology, network.refit
-            ),
-            lambda network: stored.example(network.number),
+            stored.load,
+            stored.example,
             lambda network: read_script(path, network.number),
         )
 
