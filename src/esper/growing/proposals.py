@@ -79,12 +79,12 @@ class Proposals:
     # ---- rows -------------------------------------------------------------------------
 
     @property
-    def _full(self) -> int:
+    def full(self) -> int:
         """Batches of a full run, of the usual size."""
         return self.space.recipe.batches
 
     def _length(self, rung: int) -> int:
-        full = self._full
+        full = self.full
         return min(full, max(MIN_BATCHES, full // DIVISORS.get(rung, 1)))
 
     def _row(
@@ -238,8 +238,8 @@ class Proposals:
     def _unfinished(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """Networks of shorter runs that are better for their size than all that ran in full."""
         for row in reversed(self._front(self._sound(rows))):
-            if self.space.length(row.recipe) < (1.0 - SAME) * self._full:
-                yield self._again(row, rung, self._full)
+            if self.space.length(row.recipe) < (1.0 - SAME) * self.full:
+                yield self._again(row, rung, self.full)
 
     # ---- longer runs ------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from esper.growing.recipes import (
 from esper.growing.refit import Refit
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
-from esper.growing.search import Limits, Search
+from esper.growing.search import Search
 from esper.growing.settings import WHERE, GrowSettings
 from esper.growing.streams import StreamSource
 from esper.growing.trainers.augment import NONE, check_augmentation, levels
@@ -222,9 +222,8 @@ class GrowRun:
                 if self._take_smaller_batches():
                     self.each = self._probe()
                     self.length = self._in_time()
-        self.limits = Limits.of(
-            self.budget, self.length.batches, self.networks.batch_size, size.train_macs
-        )
+        flops = 2.0 * max(1, size.train_macs) * self.networks.batch_size * self.length.batches
+        self.most_runs = self.budget.training_runs(flops)
         self._announce()
 
     def _take_smaller_batches(self) -> bool:
@@ -285,7 +284,7 @@ class GrowRun:
         networks, settings = self.networks, self.settings
         depths = self.variants.depths
         in_time = search.clock.most_cost(search.ladder.least_run(), MAX_SHARE)
-        most = self.ranks.measured(min(MAX_SHARE * (self.limits.runs - 1.0), in_time))
+        most = self.ranks.measured(min(MAX_SHARE * (self.most_runs - 1.0), in_time))
         if settings.widths != "auto":
             if settings.depths != "auto":
                 return named_variants(networks, settings.widths, depths)
@@ -342,7 +341,7 @@ class GrowRun:
                 f"the time limit leaves room for training runs of {self.length.batches} batches "
                 f"instead of {self.full.batches}"
             )
-        runs = f", {self.limits.runs:.3g} in all" if math.isfinite(self.limits.runs) else ""
+        runs = f", {self.most_runs:.3g} in all" if math.isfinite(self.most_runs) else ""
         say(
             f"a training run of your model is {self.length.batches:,} batches of "
             f"{self.networks.batch_size}{runs}"
@@ -371,7 +370,6 @@ class GrowRun:
         if resumed:
             info, table = self._matching(folder.path, info), read_table(folder.path)
             self.length = self.full.cut(info.length)
-            self.limits = replace(self.limits, length=info.length)
         folder.write(GROW, info)
         search = self._make_search(folder, table)
         refit = self._refit
@@ -420,7 +418,7 @@ class GrowRun:
         self._refit = self._make_refit(clock, folder)
         after = {} if self._refit is None else {"after": self._refit.seconds}
         return Search(
-            ladder, self.trainer, folder, self.printer, self.limits, clock, self.ranks, **after
+            ladder, self.trainer, folder, self.printer, self.most_runs, clock, self.ranks, **after
         )
 
     def _make_refit(self, clock: Clock, folder: GrowFolder) -> Refit | None:
@@ -543,7 +541,7 @@ class GrowRun:
             length=self.length.batches,
             optimizer=self.optimizer,
             rates=self.rates,
-            runs=self.limits.runs,
+            runs=self.most_runs,
             seed=settings.seed,
             device=str(self.device),
             budget=self.budget,

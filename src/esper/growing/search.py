@@ -11,12 +11,12 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
-from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
+from esper.growing.budget import Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GrowFolder
 from esper.growing.ladder import Ladder
@@ -72,26 +72,6 @@ MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a search may spend, besides time."""
-
-    runs: float
-    """Compute, in full training runs of the model as given; infinite: no limit."""
-    length: int
-    """Batches of a full run."""
-
-    @staticmethod
-    def of(budget: Budget, length: int, batch_size: int, train_macs: int) -> Limits:
-        """The limits of a budget."""
-        limits = [] if budget.host_runs is None else [budget.host_runs]
-        if budget.flops is not None:
-            limits.append(budget.flops / (2.0 * max(1, train_macs) * batch_size * length))
-        if not limits:
-            limits.append(DEFAULT_HOST_RUNS if budget.minutes is None else math.inf)
-        return Limits(min(limits), length)
-
-
 class Search:
     """Trains runs until the budget is spent."""
 
@@ -101,18 +81,18 @@ class Search:
         trainer: Trainer,
         store: GrowFolder,
         printer: ProgressPrinter,
-        limits: Limits,
+        most_runs: float,
         clock: Clock,
         ranks: Ranks = ONE_PROCESS,
         after: Callable[[Sequence[Row]], float] = lambda rows: 0.0,
     ) -> None:
-        """`after`: seconds to keep for what is trained after the search, if one of these runs is
-        the pick.
+        """`most_runs`: compute that it may spend, in full training runs of the model as given;
+        `after`: seconds to keep for what is trained after it, if one of these runs is the pick.
         """
         self._after = after
         self.ladder, self.trainer = ladder, trainer
         self.networks: Networks = ladder.networks
-        self.limits, self.clock = limits, clock
+        self.most_runs, self.clock = most_runs, clock
         self.table = Table()
         self._store, self._printer, self._ranks = store, printer, ranks
         self._saved_at = -math.inf
@@ -130,7 +110,7 @@ class Search:
     @property
     def runs(self) -> float:
         """Compute spent, in full training runs of the model as given."""
-        return self.table.compute / self.limits.length
+        return self.table.compute / self.ladder.full
 
     def run(self, table: Table) -> bool:
         """Search; returns whether it came to an end, and was not interrupted."""
@@ -270,7 +250,7 @@ class Search:
 
     def _stretched(self, rows: list[Row]) -> list[Row]:
         """Runs after which there is no time for more, made longer to fill it."""
-        full, clock = self.limits.length, self.clock
+        full, clock = self.ladder.full, self.clock
         space = self.ladder.space
         shortest = min((space.length(row.recipe) for row in rows), default=0.0)
         if math.isinf(clock.limit) or shortest < (1.0 - SAME) * full:
@@ -289,7 +269,7 @@ class Search:
 
     def _left(self) -> float:
         """What is left of the budget, as a share of it."""
-        return 1.0 - max(self.runs / self.limits.runs, self._share(self.clock.seconds))
+        return 1.0 - max(self.runs / self.most_runs, self._share(self.clock.seconds))
 
     def _share(self, seconds: float) -> float:
         """Seconds as a share of the limit."""
@@ -299,15 +279,15 @@ class Search:
 
     def _price(self, row: Row) -> float:
         """What a run costs, as a share of the budget."""
-        compute = row.cost * (row.recipe.batches - row.trained) / self.limits.length
-        return max(compute / self.limits.runs, self._share(self.clock.share(row)))
+        compute = row.cost * (row.recipe.batches - row.trained) / self.ladder.full
+        return max(compute / self.most_runs, self._share(self.clock.share(row)))
 
     def _affords(self, row: Row) -> bool:
         """Whether a run can still be trained to its end."""
         if row.number == 0 or row.trained:
             return self.clock.left > 0 or not row.trained
-        compute = self.runs + row.cost * row.recipe.batches / self.limits.length
-        return compute <= self.limits.runs * (1 + 1e-6) and self.clock.fits(row)
+        compute = self.runs + row.cost * row.recipe.batches / self.ladder.full
+        return compute <= self.most_runs * (1 + 1e-6) and self.clock.fits(row)
 
     def _fitting(self, count: int, row: Row) -> int:
         """Batches that each of some networks can be trained on in the time that is left."""
@@ -388,7 +368,7 @@ class Search:
         None beside the finale, whose runs would not end in time if they had to share with more.
         """
         lengths = [row.recipe.batches for row in self.table.rows if row.number in self._begun]
-        in_finale = max(lengths, default=0) > self.limits.length
+        in_finale = max(lengths, default=0) > self.ladder.full
         if math.isinf(self.clock.limit) or self._ranks.size > 1 or in_finale:
             return
         refused = 0
