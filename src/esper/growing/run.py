@@ -56,7 +56,6 @@ from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.variants import VariantMaker
 from esper.growing.widths import (
-    SMALLEST,
     named_variants,
     own_width_variants,
     remade_variants,
@@ -214,7 +213,7 @@ class GrowRun:
             if self.settings.depths != "auto":
                 self.variants.check()
             if not self.networks.base_fits:
-                self._require_smaller()
+                require_smaller(self.networks, self.settings.widths, self.variants.depths)
             self.length, self.each = self.full, math.nan
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
@@ -293,18 +292,6 @@ class GrowRun:
         if networks.base_fits and self._is_trained():
             return own_width_variants(networks, most, depths)
         return spread_variants(networks, most, depths)
-
-    def _require_smaller(self) -> None:
-        """Raise if no smaller version of the model, which exceeds the budget, can be searched."""
-        widths, depths = self.settings.widths, self.variants.depths
-        if not widths and not depths:
-            size = self.networks.base.bare_size
-            name, has = self.budget.excess(size.params, size.macs, self._base_latency)
-            raise EsperError(
-                f"budget {name}={getattr(self.budget, name):g}: your model has {has:,}, and "
-                f"widths=() leaves no smaller one; give {name}={has} or more, or widths='auto'"
-            )
-        require_smaller(self.networks, SMALLEST if widths == "auto" else (*widths, 1.0), depths)
 
     @property
     def _base_latency(self) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Final
+from typing import Final, Literal
 
 from esper.growing.networks import Networks, Variant
 from esper.leyline.errors import EsperError
@@ -112,14 +112,21 @@ def remade_variants(networks: Networks, names: Sequence[str]) -> list[Variant]:
     return [networks.scaled(*read_variant(name)) for name in names if name]
 
 
-def require_smaller(networks: Networks, widths: Iterable[float], depths: Iterable[float]) -> None:
+def require_smaller(
+    networks: Networks, widths: Sequence[float] | Literal["auto"], depths: Sequence[float]
+) -> None:
     """Raise if no network of these widths and depths is within the budget, as the model is not."""
     budget, base, size = networks.budget, networks.base, networks.base.bare_size
     name, has = budget.excess(size.params, size.macs, networks.latency(networks.base, base.bare))
     limit = f"budget {name}={getattr(budget, name):g}: your model has {has:,}"
+    if not widths and not depths:
+        raise EsperError(
+            f"{limit}, and widths=() leaves no smaller one; give {name}={has} or more, or "
+            f"widths='auto'"
+        )
     made, reasons = list[tuple[str, float]](), list[str]()
     for depth in sorted({1.0, *depths}):
-        for width in sorted(widths):
+        for width in SMALLEST if widths == "auto" else sorted((*widths, 1.0)):
             try:
                 variant = networks.scaled(width, depth)
                 found, latency = variant.bare_size, networks.latency(variant, variant.bare)
