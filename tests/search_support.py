@@ -19,7 +19,7 @@ from esper.growing.moves import Space
 from esper.growing.networks import Networks, Size
 from esper.growing.proposals import LadderSettings
 from esper.growing.runs import How, Recipe, Row, Table
-from esper.growing.search import Limits, Search
+from esper.growing.search import Search
 from esper.growing.settings import Policy
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
@@ -262,7 +262,6 @@ def make_search(
     settings = {"timed": clock is not None} | settings
     made = ladder(FakeNetworks(read=disk.load), **settings)
     still = Clock(lambda: 0.0, 0.0, math.inf, 0.0, 1.0)
-    limits = Limits(runs, made.space.recipe.batches)
     return Search(
-        made, trainer or CountingTrainer(), disk, watcher or Watcher(), limits, clock or still
+        made, trainer or CountingTrainer(), disk, watcher or Watcher(), runs, clock or still
     )

@@ -125,7 +125,7 @@ def test_the_bar_ends_with_the_block_whatever_is_raised(raised, terminal):
 def test_elsewhere_there_are_plain_lines_and_each_once(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(esper.GrowResult, "report", slowly(esper.GrowResult.report))
     monkeypatch.setattr(live, "TICK", 0.02)
-    monkeypatch.setattr(live.LiveLine.__init__, "__defaults__", (None, 0.1))
+    monkeypatch.setattr(live, "PLAIN_SECONDS", 0.1)
     grow(tmp_path)
     text = capsys.readouterr().err
     assert not re.search("[━\r\x1b]", text)

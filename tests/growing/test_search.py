@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from esper.growing.budget import Budget
 from esper.growing.clock import RESERVE, RESERVED, Clock
 from esper.growing.runs import Row, Table
-from esper.growing.search import Limits, Search, control_numbers, frontier_numbers, judged
+from esper.growing.search import Search, control_numbers, frontier_numbers, judged
 from esper.growing.trainers.job import Outcome, Running
 from search_support import (
     HOW,
@@ -628,13 +628,11 @@ def test_the_model_is_trained_for_a_third_of_a_full_run_however_short_the_time(t
 
 
 def test_limits_of_a_budget():
-    made = Limits.of(Budget(), 100, 8, 1000, 20.0)
-    assert (made.runs, made.length) == (20.0, 100)
-    assert Limits.of(Budget(host_runs=3), 100, 8, 1000, 20.0).runs == 3
-    assert Limits.of(Budget(minutes=3), 100, 8, 1000, 20.0).runs == math.inf
-    flops = 2.0 * 1000 * 8 * 100 * 2.5
-    assert Limits.of(Budget(flops=flops), 100, 8, 1000, 20.0).runs == 2.5
-    assert Limits.of(Budget(flops=flops, host_runs=2), 100, 8, 1000, 20.0).runs == 2
+    assert Budget().training_runs(1000.0) == 20.0
+    assert Budget(host_runs=3).training_runs(1000.0) == 3
+    assert Budget(minutes=3).training_runs(1000.0) == math.inf
+    assert Budget(flops=2500).training_runs(1000.0) == 2.5
+    assert Budget(flops=2500, host_runs=2).training_runs(1000.0) == 2
 
 
 def test_the_control_is_the_best_run_of_the_model_as_given():

@@ -318,7 +318,7 @@ def test_after_ctrl_c_nobody_is_given_a_job(tmp_path):
     made = Timed(tmp_path, row(0), planned(1), planned(2))
     jobs = made.search._jobs([planned(1), planned(2)])
     assert next(jobs).number == 1
-    made.search._stop.asked = True
+    made.search._interrupted = True
     assert next(jobs, None) is None
 
 
@@ -363,7 +363,7 @@ def test_a_run_has_ended_at_its_last_batch_or_where_its_loss_was_lost(
 def test_a_search_that_is_stopped_when_the_time_is_over_is_complete(tmp_path):
     for now, complete in ((0.0, False), (LIMIT, True)):
         made = Timed(tmp_path, parallel=2)
-        made.now, made.search._stop.asked = now, True
+        made.now, made.search._interrupted = now, True
         assert made.search.run(Table((row(0),), ended="before")) == complete
         assert made.search.table.ended == ("the time is over" if complete else "")
         assert made.disk.table.seconds == now

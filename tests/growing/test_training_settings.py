@@ -141,6 +141,6 @@ def test_under_a_time_limit_large_data_may_be_seen_300_times(tmp_path, monkeypat
 )
 def test_under_a_time_limit_no_run_has_to_be_shorter_than_without(epochs, longest):
     """Ten batches an epoch; of a stream whose length is not known, 40 in a full run."""
-    length = Length(32, epochs, 40 if math.isnan(epochs) else round(10 * epochs))
+    length = Length(epochs, 40 if math.isnan(epochs) else round(10 * epochs))
     assert longest_run(length, "auto", timed=True) == longest
     assert longest_run(length, "auto", timed=False) == 9 * length.batches

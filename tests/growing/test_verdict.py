@@ -13,9 +13,11 @@ from torch import nn
 
 import esper
 from esper.growing.folder import GrowInfo
-from esper.growing.verdict import Facts, Judged, Tried, gain_of, tried_of, verdict
+from esper.growing.result import NetworkRecord
+from esper.growing.verdict import Facts, Tried, gain_of, tried_of, verdict
 from esper.leyline.statistics import Estimate
 from esper.tasks.measuring import Difference
+from esper.tasks.metric_forms import MeanMetric, absolute_errors, right
 from grow_support import quick_search
 from search_support import RECIPE, row
 
@@ -23,12 +25,23 @@ ENOUGH = Tried(
     networks=20, in_full=6, host_in_full=True, diverged=0, sizes=(200, 500, 2000),
     rates=(0.003, 0.009), cap=2400, batches=1500, wanted_batches=1500, complete=True,
 )  # fmt: skip
-HOST = Judged(500, 0.9)
+ACCURACY = MeanMetric(name="accuracy", terms=right)
+MAE = MeanMetric(name="mae", terms=absolute_errors, higher_is_better=False, in_points=False)
+
+
+def network(number: int, params: int, score: float, variant: str = "") -> NetworkRecord:
+    return NetworkRecord(
+        number=number, variant=variant, topology=(), origin="width", recipe=RECIPE, params=params,
+        macs=params, val_score=score, test_score=score, test_se=0.01, runs=1.0,
+    )  # fmt: skip
+
+
+HOST = network(0, 500, 0.9)
 RIGHT = Facts(
-    metric="accuracy", higher_is_better=True, in_points=True, pick=HOST, host=HOST, constant=0.5,
+    metric=ACCURACY, pick=HOST, host=HOST, constant=0.5,
     difference=Difference(0.0, 0.0, 0.0, 100), tried=ENOUGH,
 )  # fmt: skip
-WIDER = replace(RIGHT, pick=Judged(2000, 0.925, "width x2"),
+WIDER = replace(RIGHT, pick=network(1, 2000, 0.925, "x2"),
                 difference=Difference(0.025, 0.005, 0.045, 100))  # fmt: skip
 
 
@@ -95,7 +108,7 @@ def test_a_difference_has_its_interval_and_the_number_of_samples(value, low, hig
 
 
 def test_what_a_cap_below_the_model_costs_is_said():
-    small = replace(WIDER, pick=Judged(200, 0.88, "width x0.5"), reference=True)
+    small = replace(WIDER, pick=network(1, 200, 0.88, "x0.5"), reference=True)
     worse = Difference(-0.02, -0.03, -0.01, 100)
     assert verdict(replace(small, difference=worse)) == (
         "width x0.5: 200 parameters (your model: 500), test accuracy 0.8800, 2.0 points below "
@@ -108,8 +121,8 @@ def test_what_a_cap_below_the_model_costs_is_said():
 
 def test_points_are_for_shares_alone_and_lower_may_be_better():
     mae = replace(
-        WIDER, metric="mae", higher_is_better=False, in_points=False, constant=40.0,
-        pick=replace(WIDER.pick, score=31.0), host=replace(HOST, score=35.0),
+        WIDER, metric=MAE, constant=40.0,
+        pick=replace(WIDER.pick, test_score=31.0), host=replace(HOST, test_score=35.0),
         difference=Difference(-4.0, -6.5, -1.5, 100),
     )  # fmt: skip
     line = verdict(mae)
@@ -132,13 +145,13 @@ def test_what_a_constant_beats_is_nothing_to_be_proud_of(facts):
     assert line.startswith("below a constant predictor: test accuracy 0.9")
     assert "predicting the same for every sample has 0.9500 (n = 100)" in line
     assert "points" not in line
-    level = verdict(replace(facts, constant=facts.pick.score))
+    level = verdict(replace(facts, constant=facts.pick.test_score))
     assert level.startswith("no better than a constant predictor")
     assert "constant" not in verdict(replace(facts, constant=math.nan))
 
 
 def test_divergence_comes_first():
-    lost = Judged(500, math.nan)
+    lost = replace(HOST, test_score=math.nan)
     nothing = Difference(math.nan, math.nan, math.nan, 100)
     facts = but(replace(RIGHT, pick=lost, host=lost, difference=nothing), diverged=20)
     assert verdict(facts).startswith("diverged: outputs of 20 of 20 networks became NaN or infinit")
@@ -219,9 +232,12 @@ def test_one_network_proves_nothing(tmp_path):
 
 
 def test_that_the_pick_was_trained_for_longer_is_said():
-    host, pick = replace(HOST, samples=1000), replace(WIDER.pick, samples=3100)
+    host, pick = (
+        replace(one, recipe=replace(RECIPE, batches=batches))
+        for one, batches in ((HOST, 1000), (WIDER.pick, 3100))
+    )
     assert verdict(replace(WIDER, host=host, pick=pick)).endswith(
         "; trained 3.1 times as long as your model"
     )
-    same = replace(pick, samples=1200)
+    same = replace(pick, recipe=replace(RECIPE, batches=1200))
     assert "as long as" not in verdict(replace(WIDER, host=host, pick=same))

@@ -110,11 +110,11 @@ def test_below_the_model_widths_run_from_the_widest_that_fits_downwards():
 
 def test_a_cap_below_all_widths_names_the_smallest_network():
     tiny, stiff = FakeNetworks(Budget(params=3)), Stiff(Budget(macs=50))
-    assert refused(lambda: require_smaller(cast(Networks, tiny), SMALLEST, ())) == (
+    assert refused(lambda: require_smaller(cast(Networks, tiny), "auto", ())) == (
         "budget params=3: your model has 130, and the smallest network that can be made of it 4; "
         "give params=4 or more, or start from a smaller model"
     )
-    assert refused(lambda: require_smaller(cast(Networks, stiff), SMALLEST, ())) == (
+    assert refused(lambda: require_smaller(cast(Networks, stiff), "auto", ())) == (
         "budget macs=50: your model has 1,300, and no smaller network can be made of it (sizes are "
         "written out in forward); give macs=1300 or more, or start from a smaller model"
     )
@@ -246,4 +246,4 @@ def test_other_depths_are_tried_at_two_widths_each_up_to_the_widest_that_fits(ca
 def test_a_cap_may_be_below_all_widths_but_not_below_a_shallow_one():
     found = spread_variants(cast(Networks, FakeNetworks(Budget(params=3))), 10.0, (0.5,))
     assert {one.size(()).params for one in found} == {2}
-    require_smaller(cast(Networks, FakeNetworks(Budget(params=3))), SMALLEST, (0.5,))
+    require_smaller(cast(Networks, FakeNetworks(Budget(params=3))), "auto", (0.5,))

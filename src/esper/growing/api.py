@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
@@ -96,37 +96,11 @@ def _searched(
     name: str,
     sources: Mapping[str, bytes],
 ) -> GrowResult:
-    """Search in a folder, and write the report."""
-    with _run_folder(run, resume, folder, name) as home:
-        home.keep_sources(sources)
-        result = run.search(home, resume is not None)
-    if run.ranks.first:
-        write_report(result, run.printer)
-    return result
+    """Search in a folder, new or to continue, of which rank 0 has the real one; then its report.
 
-
-def write_report(result: GrowResult, printer: ProgressPrinter) -> None:
-    """Write the report of a search whose folder is closed; a full disk is a warning."""
-    printer.phase("writing the report")
-    try:
-        result.report()
-    except EsperError as error:
-        printer.warn(f"{error}; esper report {result.folder} writes it again")
-
-
-@contextlib.contextmanager
-def _run_folder(
-    run: GrowRun,
-    resume: str | os.PathLike[str] | None,
-    folder: str | os.PathLike[str] | None,
-    name: str,
-) -> Iterator[GrowFolder]:
-    """The folder of a run, new or to continue, until the block ends; rank 0 has the real one.
-
-    Its session is recorded, and what is under way.
+    The session is recorded, and what is under way.
     """
-    ranks = run.ranks
-    known = None if resume is None else Path(resume)
+    ranks, known = run.ranks, None if resume is None else Path(resume)
     with contextlib.ExitStack() as held:
         home = Path(RUNS if folder is None else folder)
         if not ranks.first:
@@ -141,7 +115,20 @@ def _run_folder(
         if ranks.first:
             held.enter_context(recorded_session(opened.path))
             held.enter_context(run.printer.written_to(opened.path))
-        yield opened
+        opened.keep_sources(sources)
+        result = run.search(opened, known is not None)
+    if ranks.first:
+        write_report(result, run.printer)
+    return result
+
+
+def write_report(result: GrowResult, printer: ProgressPrinter) -> None:
+    """Write the report of a search whose folder is closed; a full disk is a warning."""
+    printer.phase("writing the report")
+    try:
+        result.report()
+    except EsperError as error:
+        printer.warn(f"{error}; esper report {result.folder} writes it again")
 
 
 def prepare_run(

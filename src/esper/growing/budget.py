@@ -59,6 +59,17 @@ class Budget:
         """Longest wall-clock time; infinite: no limit."""
         return math.inf if self.minutes is None else 60.0 * self.minutes
 
+    def training_runs(self, flops: float) -> float:
+        """Most compute of the search, in training runs of so many FLOPs; infinite: as time allows.
+
+        >>> Budget().training_runs(100.0), Budget(minutes=1).training_runs(100.0)
+        (20.0, inf)
+        """
+        limits = [] if self.host_runs is None else [self.host_runs]
+        if self.flops is not None:
+            limits.append(self.flops / flops)
+        return min(limits, default=DEFAULT_HOST_RUNS if self.minutes is None else math.inf)
+
     def allows(self, params: int, macs: int, latency: float = 0.0) -> bool:
         """Whether a network is within the limits; `latency`: in ms, 0: not measured."""
         return self.room(params, macs, latency) >= 1.0

@@ -196,5 +196,5 @@ class Clock:
 
         `first`: a run of the model as given.
         """
-        full = self._slower * self.batch_seconds(first) * first.recipe.batches
+        full = self.whole_run(first)
         return share * self.left / full if full else math.inf

@@ -196,13 +196,13 @@ class _Reader:
         """Return why train is streamed, or the whole of it."""
         if stream == "always":
             return "as requested", None
-        if stream == "auto" and not self.source.in_memory and self.source.random():
+        if stream == "auto" and self.source.random():
             return "because reading a sample twice gives different values", None
         whole = self.source.read(self.limit if stream == "auto" else np.inf)
         if whole is not None:
             check_lengths(whole, "train")
             return "", whole
-        if getattr(self.source, "once", False):
+        if self.source.once:
             raise EsperError(
                 f"train: a generator, whose samples take more than {self.limit / 2**30:.2g} GiB or "
                 f"do not end; give a Dataset or DataLoader, which can be read in every epoch"
@@ -317,7 +317,7 @@ class _Reader:
         if not missing:
             return None
         source = self.source
-        if not source.indexable or source.length is None:
+        if source.length is None:
             if missing == ["test"]:
                 given["test"] = given["val"]
                 self.notes.add(

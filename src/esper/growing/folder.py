@@ -131,7 +131,7 @@ class GrowInfo:
 
 
 class GrowFolder:
-    """The folder of one run, locked while it is open; the `Store` of its search."""
+    """The folder of one run, locked while it is open: its search keeps table and weights there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -195,10 +195,7 @@ class GrowFolder:
 
     def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights of a run."""
-        from safetensors.torch import save
-
-        whole = {name: value.contiguous().clone() for name, value in weights.items()}
-        save_file(weights_path(self.path, number), save(whole))
+        _write_weights(weights_path(self.path, number), weights)
 
     def drop_weights(self, number: int) -> None:
         """Remove the weights of a run."""
@@ -206,19 +203,13 @@ class GrowFolder:
 
     def save_refit(self, number: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights of a run that was trained once more, on all samples but test's."""
-        from safetensors.torch import save
-
-        whole = {name: value.contiguous().clone() for name, value in weights.items()}
-        save_file(refit_path(self.path, number), save(whole))
+        _write_weights(refit_path(self.path, number), weights)
 
     def read_refit(self, number: int) -> dict[str, Tensor] | None:
         """Read them; None: there are none, or they cannot be read."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         try:
-            return load_file(str(refit_path(self.path, number)))
-        except (SafetensorError, OSError):
+            return read_weights(refit_path(self.path, number))
+        except EsperError:
             return None
 
     def checkpoint(self, number: int) -> Path:
@@ -234,6 +225,26 @@ def weights_path(run: Path, number: int) -> Path:
 def refit_path(run: Path, number: int) -> Path:
     """File of the weights of a network that was refitted."""
     return weights_path(run, number).with_suffix(".refit.safetensors")
+
+
+def read_weights(
+    path: Path, lack: str = "no weights that can be read", advice: str = ""
+) -> dict[str, Tensor]:
+    """Read the weights of a network; `lack`, `advice`: what is said if they cannot be read."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(str(path))
+    except (SafetensorError, OSError) as error:
+        raise EsperError(f"{path}: {lack} ({error}){advice}") from error
+
+
+def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save
+
+    whole = {name: value.contiguous().clone() for name, value in weights.items()}
+    save_file(path, save(whole))
 
 
 def require_grow_folder(path: Path) -> None:

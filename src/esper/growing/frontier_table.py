@@ -52,16 +52,12 @@ def frontier_table(networks: Sequence[GrownNetwork], pick: int, host: int) -> Fr
     networks = sorted(networks, key=lambda one: one.params)
     folded = _folded([one.record for one in networks], info, (pick, host))
     shown = [one for one in networks if one.record.number not in folded]
+    size = "MACs" if info.budget.latency_ms is None else "ms a sample"
     return FrontierTable(
-        ("", "network", f"test {info.metric}", "parameters", *_third(info), "recipe"),
+        ("", "network", f"test {info.metric}", "parameters", size, "recipe"),
         tuple((">" if one.record.number == pick else "", *_cells(one)) for one in shown),
         f"{len(folded)} more, {' or '.join(sorted(set(folded.values())))}" if folded else "",
     )
-
-
-def _third(info: GrowInfo) -> tuple[str]:
-    """The other size of a network: its latency where that is limited, or its MACs."""
-    return ("MACs",) if info.budget.latency_ms is None else ("ms a sample",)
 
 
 def _folded(

@@ -73,13 +73,13 @@ class Ladder(Proposals):
         """The model as given; in full, if time is not limited, or it is only the reference."""
         competes = self.networks.allows(0, self.networks.base.bare)
         short = self.settings.timed and self.settings.policy == "ladder" and competes
-        return self._model(self._length(0) if short else self._full)
+        return self._model(self._length(0) if short else self.full)
 
     def in_full(self, table: Table) -> Row:
         """A full run of the best network so far, of those near a cap."""
         best = max(self._near_cap(table.rows), key=lambda row: known(row.merit), default=None)
-        return self.sized(self._model(self._full) if best is None else
-                          self._again(best, table.rungs, self._full))  # fmt: skip
+        return self.sized(self._model(self.full) if best is None else
+                          self._again(best, table.rungs, self.full))  # fmt: skip
 
     def least_run(self) -> Row:
         """The shortest run of the model for which there has to be time, as for other networks."""
@@ -89,11 +89,11 @@ class Ladder(Proposals):
     def _needed(self) -> int:
         """Batches of a run that every network is to be worth: under a limit on time a third of a
         full one, as the finale takes what is left."""
-        return self._length(1) if self.settings.timed else self._full
+        return self._length(1) if self.settings.timed else self.full
 
     def _model(self, length: int) -> Row:
         recipe = replace(self.space.recipe, batches=length)
-        row = self._row(0, 0, 0, self.networks.base.bare, recipe, "given")
+        row = self._row(0, 0, self.networks.base.bare, recipe, "given")
         return replace(row, purpose="first")
 
     def beside_first(self, table: Table, left: float, cost: Affordable) -> list[Row]:
@@ -101,9 +101,7 @@ class Ladder(Proposals):
 
         `left`: what is left of the budget; `cost`: of a run, in the same unit.
         """
-        wanted = self._fresh(self._proposals(0, table.rows), table.rows)
-        share = 1.0 if self.settings.policy == "random" else SHARES[0]
-        return _numbered(self._affordable(wanted, cost, left, share * left), table)
+        return _numbered(self._rung(0, table.rows, left, cost), table)
 
     def next_rung(
         self, table: Table, left: float, cost: Affordable, least: int = 1
@@ -116,18 +114,21 @@ class Ladder(Proposals):
         rung = table.rungs if len(rows) > 1 else 0
         if rung > FULL_RUNG and self._stalled(rows) >= PATIENCE:
             return [], f"nothing improved in {PATIENCE} rungs"
-        if not rung:
-            chosen = self.beside_first(table, left, cost)
-        else:
-            wanted = self._fresh(self._proposals(rung, rows), rows)
-            share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
-            chosen = self._affordable(wanted, cost, left, share * left, least)
+        chosen = self._rung(rung, rows, left, cost, least if rung else 0)
         if not chosen and rung <= FULL_RUNG:
             # Too little for a choice among short runs: fewer networks, in full.
             fresh = self._fresh(self._in_full(rung, rows), rows)
             chosen = self._affordable(fresh, cost, left, left)
         reason = "" if chosen else "the budget is spent, or nothing new is left to try"
         return _numbered(chosen, table), reason
+
+    def _rung(
+        self, rung: int, rows: Sequence[Row], left: float, cost: Affordable, least: int = 0
+    ) -> list[Row]:
+        """What a rung proposes, as far as its share of the budget pays for it."""
+        wanted = self._fresh(self._proposals(rung, rows), rows)
+        share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
+        return self._affordable(wanted, cost, left, share * left, least)
 
     def meanwhile(self, table: Table) -> Iterator[Row]:
         """Further rows of the last rung, for processes that would wait for its longest run."""
@@ -174,7 +175,7 @@ class Ladder(Proposals):
         """The proposals of a rung, then neighbours, each for the length of a full run."""
         near = purposed("neighbour", self._neighbours(rung, rows, self._generator(rung)))
         for row in chain(self._proposals(rung, rows), near):
-            length = max(self._full, self.space.length(row.recipe))
+            length = max(self.full, self.space.length(row.recipe))
             yield replace(row, rung=max(1, rung), recipe=self.space.lasting(row.recipe, length))
 
     # ---- the rest of the time ---------------------------------------------------------
@@ -195,7 +196,7 @@ class Ladder(Proposals):
         found = list[Row]()
         for row in sorted(done, key=lambda one: -known(one.merit)):
             length = min(self.settings.longer, space.usual(row.recipe, batches(row)))
-            least = min(self._full / DIVISORS[1], lasted[row.variant, row.topology])
+            least = min(self.full / DIVISORS[1], lasted[row.variant, row.topology])
             if length < least or len(found) == count:
                 continue
             again = self._again(row, table.rungs, length)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.growing.budget import Runtime
 from esper.kasmina.export.export import export_model
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.tracing import Inputs
 from esper.leyline.errors import EsperError, install_hint
 
@@ -44,14 +45,16 @@ def measure_latency(
 ) -> Latency:
     """Time a network in eval mode; `example`: its raw inputs for some samples."""
     first = [value[:1].cpu() for value in example]
-    modes = {part: part.training for part in model.modules()}
-    model.eval()
-    try:
-        with _one_call(model, inputs, first, runtime, threads) as call:
-            return _timed(call)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    before = torch.get_num_threads()
+    with in_mode(model, training=False):
+        if runtime == "onnx":
+            return _timed(_in_onnx(model, inputs, first, threads))
+        torch.set_num_threads(threads)
+        try:
+            with torch.inference_mode():
+                return _timed(lambda: inputs.call(model, first))
+        finally:
+            torch.set_num_threads(before)
 
 
 def _timed(call: Callable[[], object]) -> Latency:
@@ -66,23 +69,6 @@ def _timed(call: Callable[[], object]) -> Latency:
     quiet = min(np.array_split(np.array(spent), BLOCKS), key=lambda block: float(np.median(block)))
     low, median, high = (float(value) for value in np.quantile(quiet, (0.25, 0.5, 0.75)))
     return Latency(median, low, high)
-
-
-@contextlib.contextmanager
-def _one_call(
-    model: nn.Module, inputs: Inputs, first: Sequence[Tensor], runtime: Runtime, threads: int
-) -> Iterator[Callable[[], object]]:
-    """A function that computes one sample."""
-    if runtime == "onnx":
-        yield _in_onnx(model, inputs, first, threads)
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            yield lambda: inputs.call(model, first)
-    finally:
-        torch.set_num_threads(before)
 
 
 def _in_onnx(

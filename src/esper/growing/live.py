@@ -26,16 +26,11 @@ _ERASE: Final = "\r\x1b[K"
 class LiveLine:
     """The last line of a terminal between `start` and `stop`; the lines of a file or notebook."""
 
-    def __init__(
-        self,
-        line: Callable[[int], str],
-        stream: TextIO | None = None,
-        plain_seconds: float = PLAIN_SECONDS,
-    ) -> None:
+    def __init__(self, line: Callable[[int], str], stream: TextIO | None = None) -> None:
         """`line`: makes it for a number of columns, of which there are 0 outside a terminal; it is
         called in another thread.
         """
-        self._line, self._plain_seconds = line, plain_seconds
+        self._line = line
         self._stream = sys.stderr if stream is None else stream
         self.is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._drawn, self._printed = False, time.monotonic()
@@ -78,7 +73,7 @@ class LiveLine:
             # The cursor goes back, so that whoever prints next writes over the line.
             self._write(f"{_ERASE}{visible(self._line(self._columns()))}\r")
             self._drawn = True
-        elif time.monotonic() - self._printed >= self._plain_seconds:
+        elif time.monotonic() - self._printed >= PLAIN_SECONDS:
             self._write(f"{visible(self._line(0))}\n")
 
     def _write(self, text: str) -> None:

@@ -14,13 +14,13 @@ from typing import Final
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
+from esper.growing.folder import read_weights
 from esper.growing.latency import Latency, measure_latency
 from esper.growing.runs import Row
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.kasmina.layers.counting import Size, count_parameters, count_training_macs
 from esper.kasmina.tracing import (
     HostTrace,
-    Inputs,
     ScaledModel,
     carry_weights,
     finished_model,
@@ -114,10 +114,8 @@ class Variant:
             macs, training = count_training_macs(
                 network, lambda: self.trace.inputs.call(network, self._example)
             )
-            params = count_parameters(finished_model(network)) if any(topology) else None
-            self._sizes[topology] = Size(
-                count_parameters(network) if params is None else params, macs, training
-            )
+            counted = finished_model(network) if any(topology) else network
+            self._sizes[topology] = Size(count_parameters(counted), macs, training)
         return self._sizes[topology]
 
     def _sum_of_seeds(self, topology: Topology) -> Size:
@@ -152,8 +150,8 @@ class Networks:
         self._overhead = 0.0 if budget.flops is not None else overhead
         self.batch_size = batch_size
         self.variants = [base]
-        self.others: Callable[[], Sequence[Variant]] | None = None
-        """Makes the other variants, when they are needed for the first time."""
+        self.others: Callable[[], None] | None = None
+        """Adds the other variants, when they are needed for the first time."""
         self.budget, self._scaled, self._weights = budget, scaled, weights
         self._latencies: dict[tuple[str, Topology], float] = {}
         self._example = base._example
@@ -164,16 +162,11 @@ class Networks:
         """The model as it was given."""
         return self.variants[0]
 
-    @property
-    def inputs(self) -> Inputs:
-        """How networks are called."""
-        return self.base.trace.inputs
-
     def complete(self) -> None:
         """Make the other variants, unless that is done."""
         others, self.others = self.others, None
         if others is not None:
-            self.variants.extend(others())
+            others()
 
     def scaled(self, width: float, depth: float = 1.0) -> Variant:
         """The model at another width and depth, which is not among the variants yet; raises if it
@@ -209,9 +202,9 @@ class Networks:
 
     def timed(self, model: nn.Module) -> Latency:
         """How long a plain network takes for one sample."""
-        budget = self.budget
+        budget, inputs = self.budget, self.base.trace.inputs
         return measure_latency(
-            model, self.inputs, self._example, budget.latency_runtime, budget.latency_threads
+            model, inputs, self._example, budget.latency_runtime, budget.latency_threads
         )
 
     def allows(self, variant: int, topology: Topology) -> bool:
@@ -248,17 +241,5 @@ class Networks:
         return network
 
     def _saved(self, number: int) -> dict[str, Tensor]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        path = self._weights(number)
-        try:
-            return load_file(str(path))
-        except (SafetensorError, OSError) as error:
-            raise EsperError(
-                f"{path}: the weights of network {number} cannot be read ({error}); start a new run"
-            ) from error
-
-    def trial(self) -> None:
-        """Build the model as given once and look at its size, so that errors come at once."""
-        self.base.size(self.base.bare)
+        lack = f"the weights of network {number} cannot be read"
+        return read_weights(self._weights(number), lack, "; start a new run")

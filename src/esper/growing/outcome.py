@@ -25,12 +25,11 @@ from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.runs import Row
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged, within
 from esper.growing.stored import keep_script, kept_script, plain_path
-from esper.growing.verdict import Facts, Judged, gain_of, tried_of, verdict
+from esper.growing.verdict import Facts, gain_of, tried_of, verdict
 from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError
-from esper.leyline.variants import describe_variant
 from esper.storage.run_files import MAX_TEST_SAMPLES
 from esper.tasks.measuring import Measured, difference, judge
 
@@ -126,9 +125,10 @@ def _records(
     records = {}
     for number, found in measured.items():
         model = models[number]
-        counted = replace(search.table.rows[number], params=count_parameters(model))
-        one = _record(counted, info, found.value, found.error)
-        one = replace(one, refit=number in refitted)
+        one = replace(
+            _record(search.table.rows[number], info), params=count_parameters(model),
+            test_score=found.value, test_se=found.error, refit=number in refitted,
+        )  # fmt: skip
         records[number] = _with_latency(one, model, search.networks)
     return records
 
@@ -190,9 +190,8 @@ def _write_all(
             printer.warn(f"{error}; nothing is lost: resume={str(folder.path)!r} writes it again")
 
 
-def _record(
-    row: Row, info: GrowInfo, test_score: float = math.nan, test_se: float = math.nan
-) -> NetworkRecord:
+def _record(row: Row, info: GrowInfo) -> NetworkRecord:
+    """What is kept of a network that was not judged on test."""
     return NetworkRecord(
         number=row.number,
         variant=info.variants[row.variant],
@@ -202,8 +201,8 @@ def _record(
         params=row.params,
         macs=row.macs,
         val_score=row.score,
-        test_score=test_score,
-        test_se=test_se,
+        test_score=math.nan,
+        test_se=math.nan,
         runs=row.compute / info.length,
         cut=row.status == "cut",
         seed=row.seed,
@@ -264,28 +263,12 @@ def _facts(
 ) -> Facts:
     """What the verdict is made from."""
     every = {one.number: one for one in (*record.networks, record.host)}
-    pick, host, metric = every[record.pick], record.host, problem.metric
     return Facts(
-        metric=metric.name,
-        higher_is_better=metric.higher_is_better,
-        in_points=metric.in_points,
-        pick=Judged(
-            pick.params, pick.test_score, "" if pick is host else _change(pick), _samples(pick)
-        ),
-        host=Judged(host.params, host.test_score, samples=_samples(host)),
+        metric=problem.metric,
+        pick=every[record.pick],
+        host=record.host,
         constant=problem.constant_score(problem.data.test),
-        difference=difference(measured[pick.number], measured[host.number]),
+        difference=difference(measured[record.pick], measured[record.host.number]),
         tried=tried_of(rows, info, record.complete),
         reference=not info.host_fits,
     )
-
-
-def _samples(network: NetworkRecord) -> int:
-    return network.recipe.batches * network.recipe.batch_size
-
-
-def _change(pick: NetworkRecord) -> str:
-    """How a network differs from the model as given."""
-    seeds = ", ".join(f"seed {name}" for name in pick.topology if name)
-    parts = [part for part in (describe_variant(pick.variant), seeds) if part]
-    return ", ".join(parts) or "your model, another recipe"

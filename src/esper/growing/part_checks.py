@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from esper.growing.arrays import Notes
 from esper.growing.parts import GrowPart, RawPart, named_inputs, sample_keys
@@ -40,24 +39,20 @@ def check_lengths(part: RawPart, where: str) -> None:
         )
 
 
-def check_finite(value: Tensor, what: str) -> None:
-    """Raise if a number is NaN or infinite; names the first such sample."""
-    if not value.dtype.is_floating_point or bool(torch.isfinite(value).all()):
-        return
-    bad = ~torch.isfinite(value)
-    broken = int(bad.reshape(len(value), -1).any(dim=1).sum())
-    sample, *place = (int(index) for index in torch.nonzero(bad)[0])
-    at = f" at {place}" if place else ""
-    raise EsperError(
-        f"{what}: {broken} of {len(value)} samples are not finite, the first is "
-        f"{float(value[bad][0])} in sample {sample}{at}; leave these samples out or fill the gaps"
-    )
-
-
 def check_values(part: GrowPart, where: str) -> None:
-    """Raise if inputs or targets hold NaN or infinite numbers."""
+    """Raise if inputs or targets hold NaN or infinite numbers; names the first such sample."""
     for name, value in (*named_inputs(part.inputs), ("targets", part.targets)):
-        check_finite(value, f"{where} {name}")
+        if not value.dtype.is_floating_point or bool(torch.isfinite(value).all()):
+            continue
+        bad = ~torch.isfinite(value)
+        broken = int(bad.reshape(len(value), -1).any(dim=1).sum())
+        sample, *place = (int(index) for index in torch.nonzero(bad)[0])
+        at = f" at {place}" if place else ""
+        raise EsperError(
+            f"{where} {name}: {broken} of {len(value)} samples are not finite, the first is "
+            f"{float(value[bad][0])} in sample {sample}{at}; leave these samples out or fill the "
+            f"gaps"
+        )
 
 
 def describe_samples(part: GrowPart) -> str:

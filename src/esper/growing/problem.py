@@ -66,7 +66,7 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
         targets=data.sample.targets,
         output_shape=shape,
         class_weights=settings.class_weights,
-        label_smoothing=0.0 if settings.label_smoothing == "auto" else settings.label_smoothing,
+        label_smoothing=settings.smoothing,
         weighted=weighted,
     )
     check_against_model(data, made, outputs)

@@ -85,10 +85,7 @@ class Progress:
 
 
 class ProgressPrinter:
-    """Shows where a search is; the `Observer` of a search.
-
-    On a terminal it is one bar, elsewhere plain lines.
-    """
+    """Shows where a search is: on a terminal as one bar, elsewhere in plain lines."""
 
     def __init__(
         self,
@@ -154,18 +151,19 @@ class ProgressPrinter:
     # ---- of a search ----------------------------------------------------------------------
 
     def on_tick(self, search: Search, running: Sequence[Running]) -> None:
-        """Note where the search is, unless that was noted a moment ago."""
+        """Several times a second: note where the search is, unless that was done a moment ago."""
         if (self._verbose or self._is_written) and time.monotonic() - self._looked >= TICK:
             self._note(search, running)
 
     def on_rung(self, search: Search) -> None:
-        """Note the end of a rung."""
+        """Note the end of a rung, before it is saved."""
         self._ended = self._note(search, ())
         if not self._live.is_terminal:
             self.say(self._line(0))
 
     def on_saved(self) -> None:
-        """Pass the rung that ended to trackers and `on_round`, which may raise."""
+        """Pass the rung that ended to trackers and `on_round`; a resume continues from there if
+        they raise."""
         ended = self._ended
         assert ended is not None, "set by on_rung"
         if self.tracking is not None:
@@ -249,8 +247,8 @@ def _progress(search: Search, running: Sequence[Running], best_score: float) -> 
         runs_planned=len(table.rows),
         trained=sum(trained.values()),
         best_score=best_score,
-        runs=compute / search.limits.length,
-        budget_runs=search.limits.runs,
+        runs=compute / search.ladder.full,
+        budget_runs=search.most_runs,
         seconds=search.clock.seconds,
         budget_seconds=search.clock.limit,
         round=max(0, table.rungs - 1),

@@ -79,33 +79,33 @@ class Proposals:
     # ---- rows -------------------------------------------------------------------------
 
     @property
-    def _full(self) -> int:
+    def full(self) -> int:
         """Batches of a full run, of the usual size."""
         return self.space.recipe.batches
 
     def _length(self, rung: int) -> int:
-        full = self._full
+        full = self.full
         return min(full, max(MIN_BATCHES, full // DIVISORS.get(rung, 1)))
 
     def _row(
         self,
         rung: int,
-        number: int,
         variant: int,
         topology: Topology,
         recipe: Recipe,
         origin: Origin,
-        parent: int | None = None,
+        parent: Row | None = None,
     ) -> Row:
+        """A row that is not numbered yet; it has the seed of its parent."""
         return Row(
-            number=number,
+            number=0,
             rung=rung,
             variant=variant,
             topology=topology,
             recipe=recipe,
-            seed=self.settings.seed,
+            seed=self.settings.seed if parent is None else parent.seed,
             origin=origin,
-            parent=parent,
+            parent=None if parent is None else parent.number,
             start=None,
             params=0,
             macs=0,
@@ -117,8 +117,7 @@ class Proposals:
         """The same network by the same recipe, for a length in batches of the usual size."""
         recipe = self.space.lasting(row.recipe, length)
         origin: Origin = "seeds" if row.origin in ("grown", "pruned") else row.origin
-        made = self._row(rung, 0, row.variant, row.topology, recipe, origin, row.number)
-        return replace(made, seed=row.seed)
+        return self._row(rung, row.variant, row.topology, recipe, origin, row)
 
     def _restarted(self, row: Row, place: int) -> Row:
         """The same with other initial weights and another order of samples."""
@@ -185,7 +184,7 @@ class Proposals:
         order += [(variant, rate) for rate in (middle, *rest) for variant in between]
         for variant, rate in order:
             bare, origin = networks.variants[variant].bare, _origin(variant, ())
-            yield self._row(rung, 0, variant, bare, replace(recipe, lr=rate), origin)
+            yield self._row(rung, variant, bare, replace(recipe, lr=rate), origin)
 
     def _relative(self, variant: int) -> float:
         base = self.networks.base
@@ -239,8 +238,8 @@ class Proposals:
     def _unfinished(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         """Networks of shorter runs that are better for their size than all that ran in full."""
         for row in reversed(self._front(self._sound(rows))):
-            if self.space.length(row.recipe) < (1.0 - SAME) * self._full:
-                yield self._again(row, rung, self._full)
+            if self.space.length(row.recipe) < (1.0 - SAME) * self.full:
+                yield self._again(row, rung, self.full)
 
     # ---- longer runs ------------------------------------------------------------------
 
@@ -349,9 +348,7 @@ class Proposals:
         held = self.networks.variants[variant]
         topology = parent.topology if held.holds(parent.topology) else held.bare
         recipe = self.space.lasting(parent.recipe, length)
-        origin = _origin(variant, topology)
-        made = self._row(rung, 0, variant, topology, recipe, origin, parent.number)
-        yield replace(made, seed=parent.seed)
+        yield self._row(rung, variant, topology, recipe, _origin(variant, topology), parent)
 
     def _other_seeds(
         self, parent: Row, rung: int, length: float, generator: np.random.Generator
@@ -367,8 +364,8 @@ class Proposals:
         origin: Origin = _origin(parent.variant, topology)
         if grows:
             origin = "grown" if more else "pruned"
-        row = self._row(rung, 0, parent.variant, topology, recipe, origin, parent.number)
-        yield replace(row, seed=parent.seed, start=parent.number if grows else None)
+        row = self._row(rung, parent.variant, topology, recipe, origin, parent)
+        yield replace(row, start=parent.number if grows else None)
 
     # ---- at random --------------------------------------------------------------------
 
@@ -384,7 +381,7 @@ class Proposals:
                     options = (EMPTY, *held.options(slot))
                     topology = with_seed(topology, slot, pick(options, generator))
             recipe = self.space.random(generator)
-            yield self._row(rung, 0, variant, topology, recipe, _origin(variant, topology))
+            yield self._row(rung, variant, topology, recipe, _origin(variant, topology))
 
 
 def purposed(purpose: Purpose, rows: Iterable[Row]) -> Iterator[Row]:

@@ -13,9 +13,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final, TypeVar
 
 import torch
@@ -36,29 +35,20 @@ class Ranks:
     """Device of this rank; None: as the settings say."""
     stopped = False
     """Whether the ranks have agreed on stopping."""
-
-    def __init__(self, shards: Shards | None = None) -> None:
-        self._shards = shards
+    shards: Shards | None = None
+    """Messages to the other processes; None: there are none."""
 
     def now(self) -> float:
         """Seconds on the clock of the search."""
         return time.monotonic()
 
-    def stop(self, mine: bool) -> bool:
-        """Agree on the time, and on stopping: True on all ranks if one has to.
-
-        All ranks call it at the same point; it raises nothing.
-        """
-        self.stopped = self.stopped or mine
-        return mine
-
     def measured(self, value: float) -> float:
         """A number as rank 0 has measured it."""
-        return value if self._shards is None else self._shards.number(value)
+        return value if self.shards is None else self.shards.number(value)
 
     def together(self, work: Callable[[], T]) -> T:
         """Run `work`, which sends no message; if it fails on one rank, all raise."""
-        return work() if self._shards is None else self._shards.together(work)
+        return work() if self.shards is None else self.shards.together(work)
 
     def on_first(self, work: Callable[[], None]) -> None:
         """Run `work` on rank 0; if it fails there, all raise."""
@@ -66,12 +56,12 @@ class Ranks:
 
     def text(self, text: str) -> str:
         """The text of rank 0."""
-        return text if self._shards is None else self._shards.say(text)
+        return text if self.shards is None else self.shards.say(text)
 
     def require_same(self, what: str, text: str) -> None:
         """Raise on all ranks unless all have the same text."""
-        if self._shards is not None:
-            self._shards.require_same(what, text)
+        if self.shards is not None:
+            self.shards.require_same(what, text)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -85,8 +75,9 @@ ONE_PROCESS: Final = Ranks()
 class ShardRanks(Ranks):
     """One of several processes that hold the networks of a search together."""
 
+    shards: Shards
+
     def __init__(self, shards: Shards) -> None:
-        super().__init__(shards)
         self.shards = shards
         self.first, self.size, self.device = shards.rank == 0, shards.size, shards.device
         self._stopping = False
@@ -97,7 +88,10 @@ class ShardRanks(Ranks):
         return self._now
 
     def stop(self, mine: bool) -> bool:
-        """Agree on the time, and on stopping."""
+        """Agree on the time, and on stopping: True on all ranks if one has to.
+
+        All ranks call it at the same point; it raises nothing.
+        """
         flag = float(mine or self._stopping)
         both = [flag, time.monotonic() if self.first else 0.0]
         # SYNC: between chunks of batches
@@ -111,19 +105,26 @@ class ShardRanks(Ranks):
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
         """Note Ctrl-C and SIGTERM inside the block: `stop` then stops all ranks."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
-        def note(number: int, frame: FrameType | None) -> None:
+        def note() -> None:
             self._stopping = True
 
-        before = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with noted((signal.SIGINT, signal.SIGTERM), note):
             yield
-        finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
+
+
+@contextlib.contextmanager
+def noted(kinds: Sequence[signal.Signals], note: Callable[[], None]) -> Iterator[None]:
+    """Call `note` on signals inside the block; only the main thread can be told of them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {kind: signal.signal(kind, lambda *_: note()) for kind in kinds}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 @contextlib.contextmanager

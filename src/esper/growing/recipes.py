@@ -37,13 +37,12 @@ made shorter: few networks in full are worth more than many in part."""
 class Length:
     """How long a network is trained."""
 
-    batch_size: int
     epochs: float
     batches: int
 
     def cut(self, batches: int) -> Length:
         """The same, for fewer batches."""
-        return Length(self.batch_size, self.epochs * batches / self.batches, batches)
+        return Length(self.epochs * batches / self.batches, batches)
 
 
 def choose_batch_size(wanted: int | None, samples: int | None) -> int:
@@ -72,14 +71,14 @@ def fewer_samples(size: int, batches: int) -> int:
     return size
 
 
-def choose_length(epochs: float | str, batch_size: int, per_epoch: int | None) -> Length:
+def choose_length(epochs: float | str, per_epoch: int | None) -> Length:
     """Length of a full training run; `per_epoch`: batches of an epoch, None: unknown."""
     if epochs == "auto":
         if per_epoch is None:
-            return Length(batch_size, math.nan, RUN_BATCHES)
+            return Length(math.nan, RUN_BATCHES)
         least, most = EPOCHS
         chosen = max(least, min(most, round(RUN_BATCHES / per_epoch)))
-        return Length(batch_size, chosen, chosen * per_epoch)
+        return Length(chosen, chosen * per_epoch)
     if per_epoch is None:
         raise EsperError(
             f"epochs={epochs}: the length of an epoch of this stream is not known; leave epochs out"
@@ -87,7 +86,7 @@ def choose_length(epochs: float | str, batch_size: int, per_epoch: int | None) -
     batches = float(epochs) * per_epoch
     if batches > MAX_BATCHES:
         raise EsperError(f"epochs={epochs}: {batches:.3g} batches; give fewer")
-    return Length(batch_size, float(epochs), max(1, round(batches)))
+    return Length(float(epochs), max(1, round(batches)))
 
 
 def longest_run(length: Length, epochs: float | str, *, timed: bool) -> int:
@@ -95,7 +94,7 @@ def longest_run(length: Length, epochs: float | str, *, timed: bool) -> int:
 
     `timed`: under a limit on time.
 
-    >>> full = Length(batch_size=128, epochs=4.0, batches=1404)
+    >>> full = Length(epochs=4.0, batches=1404)
     >>> longest_run(full, "auto", timed=True), longest_run(full, "auto", timed=False)
     (105300, 12636)
     """

@@ -84,9 +84,7 @@ class GrownNetwork:
 
     record: NetworkRecord
     info: GrowInfo
-    _load: Callable[[], nn.Module] = field(repr=False)
-    _example: Callable[[], Any] = field(repr=False)
-    _code: Callable[[], str] = field(repr=False)
+    _result: GrowResult = field(repr=False)
 
     @property
     def params(self) -> int:
@@ -116,12 +114,12 @@ class GrownNetwork:
     @property
     def model(self) -> nn.Module:
         """A plain module, in eval mode, that takes what the data yield."""
-        return self._load()
+        return self._result._model(self.record)
 
     @property
     def example(self) -> Any:
         """A batch of its inputs."""
-        return self._example()
+        return self._result._example(self.record)
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -136,7 +134,7 @@ class GrownNetwork:
 
     def code(self) -> str:
         """A plain PyTorch script that trains it again without Esper, to about the same score."""
-        return self._code()
+        return self._result._code(self.record)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights only)."""
@@ -188,22 +186,18 @@ class GrowResult:
             record,
             info,
             path,
-            lambda network: stored.load(
-                network.number, network.variant, network.topology, network.refit
-            ),
-            lambda network: stored.example(network.number),
+            stored.load,
+            stored.example,
             lambda network: read_script(path, network.number),
         )
 
     def _network(self, record: NetworkRecord) -> GrownNetwork:
-        def load() -> nn.Module:
-            if record.number not in self._models:
-                self._models[record.number] = self._load(record)
-            return self._models[record.number]
+        return GrownNetwork(record, self.info, self)
 
-        return GrownNetwork(
-            record, self.info, load, lambda: self._example(record), lambda: self._code(record)
-        )
+    def _model(self, record: NetworkRecord) -> nn.Module:
+        if record.number not in self._models:
+            self._models[record.number] = self._load(record)
+        return self._models[record.number]
 
     @property
     def frontier(self) -> list[GrownNetwork]:

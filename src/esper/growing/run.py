@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
-from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
+from esper.growing.budget import Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
 from esper.growing.ladder import MAX_SHARE, Ladder
@@ -43,7 +43,7 @@ from esper.growing.recipes import (
 from esper.growing.refit import Refit
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
-from esper.growing.search import Limits, Search
+from esper.growing.search import Search
 from esper.growing.settings import WHERE, GrowSettings
 from esper.growing.streams import StreamSource
 from esper.growing.trainers.augment import NONE, check_augmentation, levels
@@ -56,7 +56,6 @@ from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.task import Task, scalar_loss
 from esper.growing.variants import VariantMaker
 from esper.growing.widths import (
-    SMALLEST,
     named_variants,
     own_width_variants,
     remade_variants,
@@ -116,12 +115,10 @@ class GrowRun:
         decay = settings.weight_decay
         self.weight_decay = WEIGHT_DECAY[self.optimizer] if decay == "auto" else float(decay)
         data, inputs = problem.data, problem.trace.inputs
-        resident = isinstance(data.train, GrowPart)
         self.augments = self._augments()
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
         size = choose_batch_size(data.batch_size, samples)
-        size = min(size, samples) if resident and samples is not None else size
-        self.full = choose_length(settings.epochs, size, _per_epoch(data.train, size))
+        self.full = choose_length(settings.epochs, _per_epoch(data.train, size))
         self.task = Task(
             inputs=inputs,
             train=self._train_data(),
@@ -192,16 +189,11 @@ class GrowRun:
             self.rates,
             more_rates=settings.lr == "auto",
             augments=tuple(self.augments),
-            smoothings=(0.0, SMOOTHING) if tries else (self._smoothing,),
+            smoothings=(0.0, SMOOTHING) if tries else (settings.smoothing,),
             decays=settings.weight_decay == "auto" and self.optimizer != "own",
             batch_sizes=self._free_batches,
-            epoch=_per_epoch(train, self.length.batch_size) or math.inf,
+            epoch=_per_epoch(train, self.networks.batch_size) or math.inf,
         )
-
-    @property
-    def _smoothing(self) -> float:
-        given = self.settings.label_smoothing
-        return 0.0 if given == "auto" else given
 
     def _train_data(self) -> Samples | StreamReader:
         train, inputs = self.problem.data.train, self.problem.trace.inputs
@@ -217,28 +209,25 @@ class GrowRun:
         """Measure the size of the model, and its speed if time is limited; decide the lengths."""
         self.printer.phase("measuring size and speed")
         with self._explained():
-            self.networks.trial()
+            size = self.networks.base.bare_size
             if self.settings.depths != "auto":
                 self.variants.check()
             if not self.networks.base_fits:
-                self._require_smaller()
+                require_smaller(self.networks, self.settings.widths, self.variants.depths)
             self.length, self.each = self.full, math.nan
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
-                self.length = self._in_time(self.budget.seconds)
+                self.length = self._in_time()
                 if self._take_smaller_batches():
                     self.each = self._probe()
-                    self.length = self._in_time(self.budget.seconds)
-        size = self.networks.base.size(self.networks.base.bare)
-        self.limits = Limits.of(
-            self.budget, self.length.batches, self.length.batch_size, size.train_macs,
-            DEFAULT_HOST_RUNS,
-        )  # fmt: skip
+                    self.length = self._in_time()
+        flops = 2.0 * max(1, size.train_macs) * self.networks.batch_size * self.length.batches
+        self.most_runs = self.budget.training_runs(flops)
         self._announce()
 
     def _take_smaller_batches(self) -> bool:
         """On a CPU small batches cost less: take them where there is time for few of the usual."""
-        size = fewer_samples(self.length.batch_size, self.length.batches)
+        size = fewer_samples(self.networks.batch_size, self.length.batches)
         if not self._free_batches or self.device.type != "cpu" or self.ranks.size > 1:
             return False
         return self._take_batches(size)
@@ -251,10 +240,10 @@ class GrowRun:
 
     def _take_batches(self, size: int) -> bool:
         """Take batches of another size as the usual ones; returns whether it is another."""
-        changes = size != self.full.batch_size
+        changes = size != self.networks.batch_size
         if changes:
             per_epoch = _per_epoch(self.problem.data.train, size)
-            self.full = choose_length(self.settings.epochs, size, per_epoch)
+            self.full = choose_length(self.settings.epochs, per_epoch)
             self.networks.batch_size = size
         return changes
 
@@ -262,8 +251,8 @@ class GrowRun:
         rate = self.rates[len(self.rates) // 2]
         clip = self.settings.clip or 0.0
         return Recipe(
-            self.optimizer, rate, self.weight_decay, clip, length.batch_size, length.batches,
-            self.augments[0], self._smoothing,
+            self.optimizer, rate, self.weight_decay, clip, self.networks.batch_size, length.batches,
+            self.augments[0], self.settings.smoothing,
         )  # fmt: skip
 
     def _probe(self) -> float:
@@ -273,9 +262,9 @@ class GrowRun:
         (each,) = batch_seconds(self.trainer, [job], together=self.ranks.size > 1)
         return each
 
-    def _in_time(self, seconds: float) -> Length:
+    def _in_time(self) -> Length:
         """The length of full runs for which there is time."""
-        left = 0.85 * (seconds - (time.monotonic() - self._began))
+        left = 0.85 * (self.budget.seconds - (time.monotonic() - self._began))
         # Of a model above the limits one run is needed, as the reference; others cost less.
         runs = FULL_RUNS if self.networks.base_fits else REFERENCE_RUNS
         batches = max(1, int(left / (self.each * runs)))
@@ -294,7 +283,7 @@ class GrowRun:
         networks, settings = self.networks, self.settings
         depths = self.variants.depths
         in_time = search.clock.most_cost(search.ladder.least_run(), MAX_SHARE)
-        most = self.ranks.measured(min(MAX_SHARE * (self.limits.runs - 1.0), in_time))
+        most = self.ranks.measured(min(MAX_SHARE * (self.most_runs - 1.0), in_time))
         if settings.widths != "auto":
             if settings.depths != "auto":
                 return named_variants(networks, settings.widths, depths)
@@ -303,18 +292,6 @@ class GrowRun:
         if networks.base_fits and self._is_trained():
             return own_width_variants(networks, most, depths)
         return spread_variants(networks, most, depths)
-
-    def _require_smaller(self) -> None:
-        """Raise if no smaller version of the model, which exceeds the budget, can be searched."""
-        widths, depths = self.settings.widths, self.variants.depths
-        if not widths and not depths:
-            size = self.networks.base.bare_size
-            name, has = self.budget.excess(size.params, size.macs, self._base_latency)
-            raise EsperError(
-                f"budget {name}={getattr(self.budget, name):g}: your model has {has:,}, and "
-                f"widths=() leaves no smaller one; give {name}={has} or more, or widths='auto'"
-            )
-        require_smaller(self.networks, SMALLEST if widths == "auto" else (*widths, 1.0), depths)
 
     @property
     def _base_latency(self) -> float:
@@ -337,7 +314,7 @@ class GrowRun:
         say, trace = self.printer.say, self.problem.trace
         for note in self.problem.data.notes:
             say(note)
-        size = self.networks.base.size(self.networks.base.bare)
+        size = self.networks.base.bare_size
         say(f"{trace.name}: {size.params:,} parameters, {size.macs:,} MACs")
         if not self.networks.base_fits:
             name, _ = self.budget.excess(size.params, size.macs, self._base_latency)
@@ -351,10 +328,10 @@ class GrowRun:
                 f"the time limit leaves room for training runs of {self.length.batches} batches "
                 f"instead of {self.full.batches}"
             )
-        runs = f", {self.limits.runs:.3g} in all" if math.isfinite(self.limits.runs) else ""
+        runs = f", {self.most_runs:.3g} in all" if math.isfinite(self.most_runs) else ""
         say(
             f"a training run of your model is {self.length.batches:,} batches of "
-            f"{self.length.batch_size}{runs}"
+            f"{self.networks.batch_size}{runs}"
         )
 
     def _announce_whole(self) -> None:
@@ -380,7 +357,6 @@ class GrowRun:
         if resumed:
             info, table = self._matching(folder.path, info), read_table(folder.path)
             self.length = self.full.cut(info.length)
-            self.limits = replace(self.limits, length=info.length)
         folder.write(GROW, info)
         search = self._make_search(folder, table)
         refit = self._refit
@@ -429,7 +405,7 @@ class GrowRun:
         self._refit = self._make_refit(clock, folder)
         after = {} if self._refit is None else {"after": self._refit.seconds}
         return Search(
-            ladder, self.trainer, folder, self.printer, self.limits, clock, self.ranks, **after
+            ladder, self.trainer, folder, self.printer, self.most_runs, clock, self.ranks, **after
         )
 
     def _make_refit(self, clock: Clock, folder: GrowFolder) -> Refit | None:
@@ -449,14 +425,13 @@ class GrowRun:
             self.networks.variants.extend(remade_variants(self.networks, info.variants))
             return
 
-        def others() -> Sequence[Variant]:
+        def others() -> None:
             found = self._other_variants(search)
             names = ", ".join(variant.name for variant in found)
             kinds = "widths and depths" if self.variants.depths else "widths"
             self.printer.say(f"other {kinds}: {names or 'none'}")
             self.networks.variants.extend(found)
             folder.write(GROW, self._with_variants(info))
-            return ()
 
         self.networks.others = others
 
@@ -486,8 +461,8 @@ class GrowRun:
         except (RuntimeError, TypeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise EsperError(
-                    f"out of memory on {self.device} with batches of {self.full.batch_size}: lower "
-                    f"batch_size, or give a smaller model"
+                    f"out of memory on {self.device} with batches of {self.networks.batch_size}: "
+                    f"lower batch_size, or give a smaller model"
                 ) from error
             if not self.task.amp or isinstance(error, EsperError):
                 raise
@@ -528,7 +503,7 @@ class GrowRun:
     def _info(self, path: Path) -> GrowInfo:
         problem, settings, trace = self.problem, self.settings, self.problem.trace
         base = self.networks.base
-        size = base.size(base.bare)
+        size = base.bare_size
         return GrowInfo(
             schema=run_files.GROW_SCHEMA,
             name=path.name,
@@ -548,12 +523,12 @@ class GrowRun:
             blueprints=tuple(settings.blueprints or ()),
             host_params=size.params,
             host_macs=size.macs,
-            batch_size=self.full.batch_size,
+            batch_size=self.networks.batch_size,
             epochs=self.length.epochs,
             length=self.length.batches,
             optimizer=self.optimizer,
             rates=self.rates,
-            runs=self.limits.runs,
+            runs=self.most_runs,
             seed=settings.seed,
             device=str(self.device),
             budget=self.budget,

@@ -7,32 +7,30 @@ and these continue from their last minute.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from types import FrameType
-from typing import Final, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
+from esper.growing.folder import GrowFolder
 from esper.growing.ladder import Ladder
 from esper.growing.moves import SAME
 from esper.growing.networks import Networks
 from esper.growing.proposals import DIVISORS, FULL_RUNG
-from esper.growing.ranks import ONE_PROCESS, Ranks
+from esper.growing.ranks import ONE_PROCESS, Ranks, noted
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
 from esper.growing.trainers.probe import batch_seconds
 from esper.plotting.pareto import validation_front
+
+if TYPE_CHECKING:
+    from esper.growing.progress import ProgressPrinter
 
 SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
@@ -74,62 +72,6 @@ MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
 
-class Store(Protocol):
-    """Where a search keeps its table and the weights of its runs."""
-
-    def save_table(self, table: Table) -> None:
-        """Write the table."""
-        ...
-
-    def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights of a run."""
-        ...
-
-    def drop_weights(self, number: int) -> None:
-        """Remove the weights of a run that is not needed any more."""
-        ...
-
-    def checkpoint(self, number: int) -> Path:
-        """File of a run under way."""
-        ...
-
-
-class Observer(Protocol):
-    """What is shown of a search."""
-
-    def on_tick(self, search: Search, running: Sequence[Running]) -> None:
-        """Several times a second."""
-        ...
-
-    def on_rung(self, search: Search) -> None:
-        """After a rung."""
-        ...
-
-    def on_saved(self) -> None:
-        """After that rung is saved: if this raises, a resume continues from there."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a search may spend, besides time."""
-
-    runs: float
-    """Compute, in full training runs of the model as given; infinite: no limit."""
-    length: int
-    """Batches of a full run."""
-
-    @staticmethod
-    def of(budget: Budget, length: int, batch_size: int, train_macs: int, default: float) -> Limits:
-        """The limits of a budget; `default`: runs without any limit."""
-        limits = [] if budget.host_runs is None else [budget.host_runs]
-        if budget.flops is not None:
-            limits.append(budget.flops / (2.0 * max(1, train_macs) * batch_size * length))
-        if not limits:
-            limits.append(default if budget.minutes is None else math.inf)
-        return Limits(min(limits), length)
-
-
 class Search:
     """Trains runs until the budget is spent."""
 
@@ -137,24 +79,24 @@ class Search:
         self,
         ladder: Ladder,
         trainer: Trainer,
-        store: Store,
-        observer: Observer,
-        limits: Limits,
+        store: GrowFolder,
+        printer: ProgressPrinter,
+        most_runs: float,
         clock: Clock,
         ranks: Ranks = ONE_PROCESS,
         after: Callable[[Sequence[Row]], float] = lambda rows: 0.0,
     ) -> None:
-        """`after`: seconds to keep for what is trained after the search, if one of these runs is
-        the pick.
+        """`most_runs`: compute that it may spend, in full training runs of the model as given;
+        `after`: seconds to keep for what is trained after it, if one of these runs is the pick.
         """
         self._after = after
         self.ladder, self.trainer = ladder, trainer
         self.networks: Networks = ladder.networks
-        self.limits, self.clock = limits, clock
+        self.most_runs, self.clock = most_runs, clock
         self.table = Table()
-        self._store, self._observer, self._ranks = store, observer, ranks
+        self._store, self._printer, self._ranks = store, printer, ranks
         self._saved_at = -math.inf
-        self._stop = _Interrupts()
+        self._interrupted = False
         self._forgotten: list[int] = []
         self._start_up = 0.0
         """Seconds before the first batches of the last runs, by a probe."""
@@ -168,14 +110,14 @@ class Search:
     @property
     def runs(self) -> float:
         """Compute spent, in full training runs of the model as given."""
-        return self.table.compute / self.limits.length
+        return self.table.compute / self.ladder.full
 
     def run(self, table: Table) -> bool:
         """Search; returns whether it came to an end, and was not interrupted."""
         self.table = replace(table, ended="")
         self._forgotten = [row.number for row in finished(table.rows) if not row.saved]
         self._forget()
-        with self._stop.noted(), self._ranks.interruptible():
+        with noted([signal.SIGINT], self._interrupt), self._ranks.interruptible():
             while not self._over():
                 rows = [row for row in self.table.open_rows() if self._affords(row)]
                 if not rows and not self._add(self._propose()):
@@ -189,10 +131,16 @@ class Search:
         self._drop_forgotten()
         return complete
 
+    def _interrupt(self) -> None:
+        """Ctrl-C takes effect between two batches; the second one raises."""
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
     @property
     def _asked(self) -> bool:
         """Whether somebody asked to stop; several ranks have to agree on it."""
-        return self._stop.asked if self._ranks.size == 1 else self._ranks.stopped
+        return self._interrupted if self._ranks.size == 1 else self._ranks.stopped
 
     def _over(self) -> bool:
         return self._asked or self._out_of_time()
@@ -302,7 +250,7 @@ class Search:
 
     def _stretched(self, rows: list[Row]) -> list[Row]:
         """Runs after which there is no time for more, made longer to fill it."""
-        full, clock = self.limits.length, self.clock
+        full, clock = self.ladder.full, self.clock
         space = self.ladder.space
         shortest = min((space.length(row.recipe) for row in rows), default=0.0)
         if math.isinf(clock.limit) or shortest < (1.0 - SAME) * full:
@@ -321,7 +269,7 @@ class Search:
 
     def _left(self) -> float:
         """What is left of the budget, as a share of it."""
-        return 1.0 - max(self.runs / self.limits.runs, self._share(self.clock.seconds))
+        return 1.0 - max(self.runs / self.most_runs, self._share(self.clock.seconds))
 
     def _share(self, seconds: float) -> float:
         """Seconds as a share of the limit."""
@@ -331,15 +279,15 @@ class Search:
 
     def _price(self, row: Row) -> float:
         """What a run costs, as a share of the budget."""
-        compute = row.cost * (row.recipe.batches - row.trained) / self.limits.length
-        return max(compute / self.limits.runs, self._share(self.clock.share(row)))
+        compute = row.cost * (row.recipe.batches - row.trained) / self.ladder.full
+        return max(compute / self.most_runs, self._share(self.clock.share(row)))
 
     def _affords(self, row: Row) -> bool:
         """Whether a run can still be trained to its end."""
         if row.number == 0 or row.trained:
             return self.clock.left > 0 or not row.trained
-        compute = self.runs + row.cost * row.recipe.batches / self.limits.length
-        return compute <= self.limits.runs * (1 + 1e-6) and self.clock.fits(row)
+        compute = self.runs + row.cost * row.recipe.batches / self.ladder.full
+        return compute <= self.most_runs * (1 + 1e-6) and self.clock.fits(row)
 
     def _fitting(self, count: int, row: Row) -> int:
         """Batches that each of some networks can be trained on in the time that is left."""
@@ -368,11 +316,11 @@ class Search:
             self._record(outcome)
         self.clock.end_rung(self.clock.seconds - began)
         self._forget()
-        self._observer.on_rung(self)
+        self._printer.on_rung(self)
         self._save()
         self._drop_forgotten()
         if not self._asked or not self.table.open_rows():
-            self._ranks.on_first(self._observer.on_saved)
+            self._ranks.on_first(self._printer.on_saved)
 
     def _jobs(self, rows: Sequence[Row]) -> Iterator[Job]:
         """Runs of a rung, as there is room for them."""
@@ -420,7 +368,7 @@ class Search:
         None beside the finale, whose runs would not end in time if they had to share with more.
         """
         lengths = [row.recipe.batches for row in self.table.rows if row.number in self._begun]
-        in_finale = max(lengths, default=0) > self.limits.length
+        in_finale = max(lengths, default=0) > self.ladder.full
         if math.isinf(self.clock.limit) or self._ranks.size > 1 or in_finale:
             return
         refused = 0
@@ -449,8 +397,8 @@ class Search:
 
     def _tick(self, running: Sequence[Running]) -> bool:
         self._running = {one.number: one for one in running}
-        self._observer.on_tick(self, running)
-        return self._stop.asked or self._over()
+        self._printer.on_tick(self, running)
+        return self._interrupted or self._over()
 
     def _record(self, outcome: Outcome) -> None:
         """Write what became of a run into the table, its weights before that."""
@@ -512,30 +460,6 @@ class Search:
         self.table = replace(self.table, seconds=self.clock.seconds)
         self._store.save_table(self.table)
         self._saved_at = time.monotonic()
-
-
-class _Interrupts:
-    """Notes Ctrl-C, so that it takes effect between two batches; the second one raises."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if self.asked:
-                raise KeyboardInterrupt
-            self.asked = True
-
-        before = signal.signal(signal.SIGINT, note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:

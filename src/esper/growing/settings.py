@@ -179,6 +179,11 @@ class GrowSettings:
         """The policy, decided."""
         return "random" if self.policy == "random" else "ladder"
 
+    @property
+    def smoothing(self) -> float:
+        """Label smoothing of the first runs."""
+        return 0.0 if self.label_smoothing == "auto" else self.label_smoothing
+
     def record(self) -> tuple[tuple[str, str], ...]:
         """(name, value) of each setting, as grow.json holds them; a resume compares them."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -47,12 +47,11 @@ class Source(abc.ABC):
     """Samples given as one of the parts."""
 
     length: int | None = None
-    """Number of samples; None: unknown."""
+    """Number of samples, each of which can be read by its number; None: unknown."""
     batch_size: int | None = None
     """Batch size that the user chose."""
-    in_memory: bool = False
-    indexable: bool = False
-    """Whether single samples can be read by number."""
+    once = False
+    """Whether it can be read a single time, as generators can."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.where = place, place.where
@@ -105,9 +104,6 @@ class Source(abc.ABC):
 class ArraySource(Source):
     """Inputs and targets of all samples, in memory."""
 
-    in_memory = True
-    indexable = True
-
     def __init__(self, inputs: object, targets: object, place: Place) -> None:
         super().__init__(place)
         self.part = convert_batch(inputs, targets, place)
@@ -125,8 +121,6 @@ class ArraySource(Source):
 
 class DatasetSource(Source):
     """A map-style dataset: `len(data)` and `data[i]`."""
-
-    indexable = True
 
     def __init__(self, data: Any, place: Place) -> None:
         super().__init__(place)
@@ -180,7 +174,6 @@ class LoaderSource(Source):
         self.batch_size = loader.batch_size
         self.numbers = _sampled_numbers(loader)
         """Numbers of the samples that the loader draws; None: only its sampler knows."""
-        self.indexable = self.numbers is not None
         if self.numbers is not None:
             self.length = len(self.numbers)
             if self.length and not len(loader):
@@ -266,7 +259,6 @@ class IterableSource(Source):
         super().__init__(place)
         self.data = data
         self.once = isinstance(data, Iterator)
-        """Whether it can be iterated a single time, as generators can."""
 
     def in_order(self) -> Batches:
         """Yield the samples as they come."""

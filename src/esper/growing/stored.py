@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from torch import Tensor, nn
+from torch import nn
 
-from esper.growing.folder import NETWORKS, GrowInfo, refit_path, weights_path
+from esper.growing.folder import NETWORKS, GrowInfo, read_weights, refit_path, weights_path
 from esper.kasmina.plain_saves import load_plain, plain_example
 from esper.kasmina.tracing import (
     Depths,
@@ -30,6 +30,9 @@ from esper.kasmina.tracing import (
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.variants import read_variant
 from esper.storage.atomic import save_file
+
+if TYPE_CHECKING:
+    from esper.growing.result import NetworkRecord
 
 _WAYS: Final = "; or give your model: GrowResult.load(folder, model=...), --model FILE.py:NAME"
 _NO_SCRIPT: Final = "# no script: "
@@ -56,14 +59,11 @@ def kept_script(run: Path, number: int, write: Callable[[], str]) -> str:
 
 def keep_script(run: Path, number: int, write: Callable[[], str]) -> None:
     """Keep the script of a network, or why there is none, in the run folder."""
-
-    def reason() -> str:
-        try:
-            return write()
-        except EsperError as error:
-            return f"{_NO_SCRIPT}{error}\n"
-
-    kept_script(run, number, reason)
+    try:
+        kept_script(run, number, write)
+    except EsperError as error:
+        reason = f"{_NO_SCRIPT}{error}\n"
+        kept_script(run, number, lambda: reason)
 
 
 def read_script(run: Path, number: int) -> str:
@@ -94,29 +94,26 @@ class StoredNetworks:
     trust: bool = False
     """Whether `.pt2` files may be read, which can run code."""
 
-    def load(
-        self, number: int, variant: str, topology: Sequence[str], refit: bool = False
-    ) -> nn.Module:
-        """Return a network, in eval mode; `variant`: its width and depth; `topology`: its seeds;
-        `refit`: with the weights of its refit.
-        """
+    def load(self, network: NetworkRecord) -> nn.Module:
+        """Return a network, in eval mode."""
+        number, topology = network.number, network.topology
         if self.model is None:
             return load_plain(plain_path(self.run, number), self.trust, _WAYS)
-        trace = self._trace(self.model, variant, self.example(number))
+        trace = self._trace(self.model, network.variant, self.example(network))
         if len(topology) != len(trace.slots):
             raise EsperError(
                 f"{self.run}: network {number} has {len(topology)} places for seeds, your model "
                 f"has {len(trace.slots)}; give the model of the run"
             )
         seeds = {slot: name for slot, name in zip(trace.slots, topology, strict=True) if name}
-        network = planted_model(trace, seeds, 0)
-        find = refit_path if refit else weights_path
-        carry_weights(network, _read_weights(find(self.run, number)))
-        return finished_model(network)
+        planted = planted_model(trace, seeds, 0)
+        find = refit_path if network.refit else weights_path
+        carry_weights(planted, read_weights(find(self.run, number)))
+        return finished_model(planted)
 
-    def example(self, number: int) -> Any:
+    def example(self, network: NetworkRecord) -> Any:
         """One sample of its inputs, as a batch of one."""
-        return plain_example(plain_path(self.run, number))
+        return plain_example(plain_path(self.run, network.number))
 
     def _trace(self, model: Model, variant: str, example: Any) -> HostTrace:
         """Trace the user's model as the run did."""
@@ -133,13 +130,3 @@ class StoredNetworks:
         if width == 1:
             return trace_model(model, example, slots or 8, output, needs_slots=False)
         return scaled_model(model, example, width, output, slots or 8, False).host
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(str(path))
-    except (SafetensorError, OSError) as error:
-        raise EsperError(f"{path}: no weights that can be read ({error})") from error

@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.growing.folder import GrowInfo
+from esper.growing.result import NetworkRecord
 from esper.growing.runs import Row
 from esper.leyline.statistics import Estimate
+from esper.leyline.variants import describe_variant
 from esper.tasks.measuring import Difference
+from esper.tasks.metric_forms import Metric
 
 SAME_LENGTH: Final = 1.25
 """A network that was trained for fewer times as long was trained as long as the other."""
@@ -51,27 +54,13 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A network as it was judged on test."""
-
-    params: int
-    score: float
-    change: str = ""
-    """How it differs from the model as given, as "width x2"; empty: that model."""
-    samples: int = 0
-    """Samples that it was trained on, each as often as it was."""
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything a verdict depends on."""
 
-    metric: str
-    higher_is_better: bool
-    in_points: bool
-    """Whether differences are written in points."""
-    pick: Judged
-    host: Judged
+    metric: Metric
+    pick: NetworkRecord
+    host: NetworkRecord
+    """The model as given; the pick may be the same."""
     constant: float
     """Test score of the best constant prediction; NaN: not known."""
     difference: Difference
@@ -103,24 +92,20 @@ def tried_of(rows: Sequence[Row], info: GrowInfo, complete: bool) -> Tried:
 
 def verdict(facts: Facts) -> str:
     """The outcome in one line."""
-    if not math.isfinite(facts.pick.score):
+    if not math.isfinite(facts.pick.test_score):
         return _diverged(facts.tried)
-    if _merit(facts, facts.pick.score - facts.constant) <= 0:
+    if facts.metric.merit(facts.pick.test_score - facts.constant) <= 0:
         return _below_a_constant(facts)
-    if not facts.pick.change:
+    if facts.pick.number == facts.host.number:
         return _host_is_best(facts)
     return "; ".join([_compared(facts), *_longer(facts), *_limits(facts.tried)])
 
 
 def gain_of(facts: Facts) -> Estimate:
     """How much better the pick is than the model, so that positive is better."""
-    apart = facts.difference
-    low, high = sorted(_merit(facts, value) for value in (apart.low, apart.high))
-    return Estimate(_merit(facts, apart.value), low, high)
-
-
-def _merit(facts: Facts, value: float) -> float:
-    return value if facts.higher_is_better else -value
+    apart, merit = facts.difference, facts.metric.merit
+    low, high = sorted(merit(value) for value in (apart.low, apart.high))
+    return Estimate(merit(apart.value), low, high)
 
 
 # ---- the outcomes --------------------------------------------------------------------------------
@@ -139,10 +124,11 @@ def _diverged(tried: Tried) -> str:
 
 
 def _below_a_constant(facts: Facts) -> str:
-    level = facts.pick.score == facts.constant
+    score = facts.pick.test_score
+    level = score == facts.constant
     said = "no better than a constant predictor" if level else "below a constant predictor"
     line = (
-        f"{said}: test {facts.metric} {facts.pick.score:.4f}, predicting the same for every sample "
+        f"{said}: test {facts.metric.name} {score:.4f}, predicting the same for every sample "
         f"has {facts.constant:.4f} (n = {facts.difference.samples:,})"
     )
     limits = [_count(facts.tried), *_limits(facts.tried)]
@@ -151,7 +137,7 @@ def _below_a_constant(facts: Facts) -> str:
 
 def _host_is_best(facts: Facts) -> str:
     host, tried = facts.host, facts.tried
-    of = f"{host.params:,} parameters, test {facts.metric} {host.score:.4f}"
+    of = f"{host.params:,} parameters, test {facts.metric.name} {host.test_score:.4f}"
     lacking = _lacking(facts)
     if lacking:
         return f"inconclusive: {', '.join(lacking)}; your model ({of}) was not beaten on validation"
@@ -165,10 +151,10 @@ def _host_is_best(facts: Facts) -> str:
 def _compared(facts: Facts) -> str:
     pick, host, apart = facts.pick, facts.host, facts.difference
     line = (
-        f"{pick.change}: {pick.params:,} parameters (your model: {host.params:,}), test "
-        f"{facts.metric} {pick.score:.4f}"
+        f"{_change(pick)}: {pick.params:,} parameters (your model: {host.params:,}), test "
+        f"{facts.metric.name} {pick.test_score:.4f}"
     )
-    if not math.isfinite(host.score):
+    if not math.isfinite(host.test_score):
         return f"{line}; your model diverged: its outputs became NaN or infinite"
     found = gain_of(facts)
     gain, low, high = found.value, found.low, found.high
@@ -186,9 +172,21 @@ def _compared(facts: Facts) -> str:
     return f"{line}, {word} than your model by {_amount(facts, abs(gain))} ({interval})"
 
 
+def _change(pick: NetworkRecord) -> str:
+    """How a network differs from the model as given."""
+    seeds = ", ".join(f"seed {name}" for name in pick.topology if name)
+    parts = [part for part in (describe_variant(pick.variant), seeds) if part]
+    return ", ".join(parts) or "your model, another recipe"
+
+
+def _samples(network: NetworkRecord) -> int:
+    """Samples that it was trained on, each as often as it was."""
+    return network.recipe.batches * network.recipe.batch_size
+
+
 def _longer(facts: Facts) -> list[str]:
     """That the model was not trained for as long."""
-    times = facts.pick.samples / max(1, facts.host.samples)
+    times = _samples(facts.pick) / max(1, _samples(facts.host))
     return [f"trained {times:.1f} times as long as your model"] if times >= SAME_LENGTH else []
 
 
@@ -244,6 +242,6 @@ def _count(tried: Tried) -> str:
 def _amount(facts: Facts, value: float, signed: bool = False, unit: bool = True) -> str:
     """A difference in points, or in the unit of the metric."""
     sign = "+" if signed else ""
-    if facts.in_points:
+    if facts.metric.in_points:
         return f"{100.0 * value + 0.0:{sign}.1f}{' points' if unit else ''}"
     return f"{value + 0.0:{sign}.4g}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import Final
+from typing import Final, Literal
 
 from esper.growing.networks import Networks, Variant
 from esper.leyline.errors import EsperError
@@ -112,14 +112,21 @@ def remade_variants(networks: Networks, names: Sequence[str]) -> list[Variant]:
     return [networks.scaled(*read_variant(name)) for name in names if name]
 
 
-def require_smaller(networks: Networks, widths: Iterable[float], depths: Iterable[float]) -> None:
+def require_smaller(
+    networks: Networks, widths: Sequence[float] | Literal["auto"], depths: Sequence[float]
+) -> None:
     """Raise if no network of these widths and depths is within the budget, as the model is not."""
     budget, base, size = networks.budget, networks.base, networks.base.bare_size
     name, has = budget.excess(size.params, size.macs, networks.latency(networks.base, base.bare))
     limit = f"budget {name}={getattr(budget, name):g}: your model has {has:,}"
+    if not widths and not depths:
+        raise EsperError(
+            f"{limit}, and widths=() leaves no smaller one; give {name}={has} or more, or "
+            f"widths='auto'"
+        )
     made, reasons = list[tuple[str, float]](), list[str]()
     for depth in sorted({1.0, *depths}):
-        for width in sorted(widths):
+        for width in SMALLEST if widths == "auto" else sorted((*widths, 1.0)):
             try:
                 variant = networks.scaled(width, depth)
                 found, latency = variant.bare_size, networks.latency(variant, variant.bare)
@@ -166,7 +173,8 @@ class _Widths:
                 return None  # it has no places
         elif like is not None and math.isfinite(self._room(own)):
             share = base.bare_size.train_macs / max(1, own.bare_size.train_macs)
-            near = self._widest_near(like * math.sqrt(share))
+            guess = like * math.sqrt(share)
+            near = self._bisected(guess / NEAR, guess * NEAR, TRIALS_NEAR)
             if near is not None:
                 return near
         return self._widest(own) if self._made(1.0) is not None else self._widest_below(own)
@@ -214,25 +222,18 @@ class _Widths:
         """The largest width that fits, where the model's own does not."""
         # Sizes shrink with the width, at least, and at most with its square.
         room = min(self._room(own), self.most_cost / self.networks.cost_of(own.bare_size))
-        low, high = room / 2, min(1.0, CLOSE * math.sqrt(room))
+        fits = self._bisected(room / 2, min(1.0, CLOSE * math.sqrt(room)), TRIALS)
+        return fits or next((one for one in SMALLEST if self._made(one) is not None), None)
+
+    def _bisected(self, low: float, high: float, trials: int) -> float | None:
+        """A width between two that fits, where a little more does not; None: none was found."""
         fits = None
-        for _ in range(TRIALS):
+        for _ in range(trials):
             trial = short(math.sqrt(low * high))
             if self._made(trial) is None:
                 high = trial
             else:
                 low = fits = trial
-        return fits or next((one for one in SMALLEST if self._made(one) is not None), None)
-
-    def _widest_near(self, guess: float) -> float | None:
-        """A width that fits, where a little more does not; None: not near the guess."""
-        low, high, fits = guess / NEAR, guess * NEAR, None
-        for trial in (guess, *(None,) * (TRIALS_NEAR - 1)):
-            width = short(math.sqrt(low * high) if trial is None else trial)
-            if self._made(width) is None:
-                high = width
-            else:
-                low = fits = width
         return fits
 
     def _room(self, variant: Variant, timed: bool = True) -> float:
