@@ -23,7 +23,7 @@ from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.lineage import LineageRun, read_lineage
 from esper.karn.views.run_story import end_text
 from esper.karn.views.search_table import SearchTable, judged_at, read_search
-from esper.karn.views.sentences import UNUSUAL, recent_sentences
+from esper.karn.views.sentences import UNUSUAL, sentences_of
 from esper.karn.views.sessions import RunSession, read_work_sessions
 from esper.karn.views.setup import RunSetup
 from esper.plotting.durations import duration
@@ -53,7 +53,8 @@ def log_of_events(
     """Events of a training run as lines."""
     return tuple(
         LogLine(one.text, one.time, round=one.round, unusual=one.type in UNUSUAL)
-        for one in recent_sentences(events, setup)
+        for event in events
+        for one in sentences_of(event, setup)
     )
 
 
