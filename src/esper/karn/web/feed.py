@@ -9,13 +9,13 @@ there; `events`, lines of the log of training, are added. A part that cannot be 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from esper.karn import views
 from esper.karn.views.damage import UNREADABLE, naming_damage, problem_of
+from esper.karn.views.documents import NO_FILE, file_state
 from esper.karn.views.follow import RunCursor, RunUpdate
 from esper.karn.views.kinds import RunKind
 from esper.karn.views.plain import to_plain
@@ -57,7 +57,7 @@ class RunFeed:
         self._cursor = RunCursor(run, from_end=True)
         self._newest = dict.fromkeys(_SERIES, -1)
         self._problems: dict[str, Json] = {}
-        self._judged_at = 0
+        self._judged_at = NO_FILE
         self._sent: dict[str, Json] = {}
         self._setup: views.RunSetup | None = None
 
@@ -106,13 +106,10 @@ class RunFeed:
 
     def _judged(self) -> dict[str, Json]:
         """How the learner was judged, if that is new: its file holds the whole history, too."""
-        try:
-            at = os.stat(self._run / f.REPORT / f.LEARNING).st_mtime_ns
-        except OSError:
+        state = file_state(self._run / f.REPORT / f.LEARNING)
+        if state == self._judged_at:
             return {}
-        if at == self._judged_at:
-            return {}
-        self._judged_at = at
+        self._judged_at = state
         found = self._read("contenders", lambda: views.read_contenders(self._run))
         return {"contenders": to_plain(found)}
 

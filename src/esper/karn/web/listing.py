@@ -11,10 +11,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.karn.views.documents import FileState, file_state
 from esper.karn.views.kinds import find_kind
 from esper.karn.views.live import where
 from esper.karn.views.plain import to_plain
@@ -27,22 +27,7 @@ from esper.storage.run_files import REPORT_PAGE
 
 _FRESH_SECONDS: Final = 1.0
 Signature = tuple[tuple[str, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """An ended run, as it was read."""
-
-    signature: Signature
-    summary: RunSummary
-
-
-@dataclass(frozen=True, slots=True)
-class _Set:
-    """Settings of a run, as they were read."""
-
-    signature: Signature
-    values: Mapping[str, Setting]
+_Settings = Mapping[str, Setting]
 
 
 class RunList:
@@ -50,8 +35,9 @@ class RunList:
 
     def __init__(self, folder: RunsFolder) -> None:
         self._folder = folder
-        self._known: dict[str, _Known] = {}
-        self._settings: dict[str, _Set] = {}
+        self._known: dict[str, tuple[Signature, RunSummary]] = {}
+        """Ended runs, as they were read, by the name of their folder."""
+        self._settings: dict[str, tuple[tuple[FileState, ...], _Settings]] = {}
         self._lock = threading.Lock()
         self._listed: list[Json] = []
         self._read_at = -_FRESH_SECONDS
@@ -83,21 +69,21 @@ class RunList:
             for name, some in sorted(values.items())
         ]
 
-    def _all_settings(self) -> dict[str, Mapping[str, Setting]]:
+    def _all_settings(self) -> dict[str, _Settings]:
         """Settings of every run, by the name of its folder."""
         with self._lock:
             names = self._folder.names()
             self._settings = {name: self._settings_of(name) for name in names}
-            return {name: one.values for name, one in self._settings.items()}
+            return {name: values for name, (_, values) in self._settings.items()}
 
-    def _settings_of(self, name: str) -> _Set:
+    def _settings_of(self, name: str) -> tuple[tuple[FileState, ...], _Settings]:
         path, known = self._folder.root / name, self._settings.get(name)
         if find_kind(path) is None:
-            return _Set((), {})
-        signature = tuple(_file_signature(one) for one in settings_files(path))
-        if known is not None and known.signature == signature:
+            return (), {}
+        states = tuple(map(file_state, settings_files(path)))
+        if known is not None and known[0] == states:
             return known
-        return _Set(signature, read_settings(path).values)
+        return states, read_settings(path).values
 
     def _summaries(self) -> list[RunSummary]:
         names = self._folder.names()
@@ -109,15 +95,15 @@ class RunList:
         path = self._folder.root / name
         signature = _signature(path)
         known = self._known.get(name)
-        if known is not None and known.signature == signature and not is_locked(path):
-            return known.summary
+        if known is not None and known[0] == signature and not is_locked(path):
+            return known[1]
         if find_kind(path) is None:
             return None
         summary = run_summary(path)
         if summary.state is RunState.RUNNING:
             self._known.pop(name, None)
         else:
-            self._known[name] = _Known(signature, summary)
+            self._known[name] = signature, summary
         return summary
 
 
@@ -146,18 +132,10 @@ def _object(run: Json) -> dict[str, Json]:
 
 
 def _chosen(
-    found: Mapping[str, Mapping[str, Setting]], run: dict[str, Json], settings: Collection[str]
+    found: Mapping[str, _Settings], run: dict[str, Json], settings: Collection[str]
 ) -> dict[str, Json]:
     values = found.get(name_of(str(run["id"])), {})
     return {name: values[name] for name in settings if name in values}
-
-
-def _file_signature(path: Path) -> tuple[str, int, int]:
-    try:
-        at = path.stat()
-    except OSError:
-        return path.name, 0, 0
-    return path.name, at.st_mtime_ns, at.st_size
 
 
 def _signature(path: Path) -> Signature:
