@@ -329,21 +329,24 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     reference = next((one.label for one in found if one.is_reference), "the reference")
     head = ("policy", "mean score (95 %)", f"minus {reference} (95 %)", "test", "parameters",
             "compute", "n")  # fmt: skip
-    rows = [
-        (one.label, interval(one.score),
-         "the reference" if one.is_reference else signed_interval(one.difference),
-         number(one.test.value), number(one.params), number(one.compute),
-         str(one.n))
-        for one in found
-    ]  # fmt: skip
     note = (
         f"Mean score with 95 % intervals against mean size; the line joins those that no smaller "
         f"one beats. Differences are to {reference}. Compute: training runs of the host."
     )
     return [
         _picture(frontier_plot(dots, "score", named=True), note),
-        table("Policies, best first", head, rows, range(1, 7)),
+        table("Policies, best first", head, contender_rows(found), range(1, 7)),
     ]
+
+
+def contender_rows(found: Sequence[views.Contender]) -> list[tuple[str, ...]]:
+    """Label, score, difference, test, parameters, compute and n of policies."""
+    return [
+        (one.label, interval(one.score),
+         "the reference" if one.is_reference else signed_interval(one.difference),
+         number(one.test.value), number(one.params), number(one.compute), str(one.n))
+        for one in found
+    ]  # fmt: skip
 
 
 def _topologies(run: Path) -> Section:
