@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from esper.karn.views.audit_records import AuditRow, AuditSetup, read_audit_rows, read_audit_setup
+from esper.karn.views.contenders import UNKNOWN
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, objects, real, text, texts, whole
 from esper.karn.views.kinds import RunKind, kind_of
@@ -38,8 +38,6 @@ from esper.plotting.pareto import frontier
 from esper.storage import run_files as f
 from esper.storage.folder_lock import is_locked
 
-UNKNOWN: Final = Estimate(math.nan, math.nan, math.nan)
-
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
@@ -59,11 +57,11 @@ class FrontierPoint:
     """On test; the interval is one standard error (grow) or 95 % over contexts (audit)."""
     val_score: float
     """NaN: not known, or it diverged."""
-    on_frontier: bool
+    on_frontier: bool = False
     """No smaller one is better on validation (grow) or on test (audit)."""
-    is_host: bool
+    is_host: bool = False
     """The model as given (its best run), or the host without seeds."""
-    is_pick: bool
+    is_pick: bool = False
     under_way: bool = False
     """Still being trained: its validation score is one on the way (grow)."""
     recipe: str = ""
@@ -169,9 +167,6 @@ def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> Fr
         macs=whole(row, "macs") or 0,
         score=Estimate(score, score - se, score + se),
         val_score=real(row, "score"),
-        on_frontier=False,
-        is_host=False,
-        is_pick=False,
         under_way=live and is_cut(row),
         recipe=recipe_text(row),
         parent="" if parent is None else str(parent),
@@ -248,9 +243,7 @@ def _topology(setup: AuditSetup, k: int, rows: Sequence[AuditRow]) -> FrontierPo
         macs=setup.macs[k],
         score=_over_contexts(rows, "test"),
         val_score=_over_contexts(rows, "accuracy").value,
-        on_frontier=False,
         is_host=not any(seeds),
-        is_pick=False,
     )
 
 

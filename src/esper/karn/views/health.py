@@ -13,28 +13,6 @@ from esper.karn.views.tables import EventTables, Rounds
 from esper.leyline.actions import ActionHead
 from esper.leyline.telemetry import TelemetryEventType
 
-_METRICS: Final = (
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "approx_kl",
-    "clip_fraction",
-    "ratio_mean",
-    "ratio_min",
-    "ratio_max",
-    "explained_variance",
-    "value_mean",
-    "value_std",
-    "return_mean",
-    "return_std",
-    "advantage_mean",
-    "advantage_std",
-    "grad_norm",
-    "learning_rate",
-    "entropy_coef",
-    "exploration",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class PPOPoint:
@@ -66,6 +44,10 @@ class PPOPoint:
     early_stopped: bool
 
 
+_OTHERS: Final = ("round", "head_entropy", "epochs_run", "early_stopped")
+"""Fields that are not read as real numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Anomaly:
     """Something unusual that was found after an update."""
@@ -94,7 +76,8 @@ def read_ppo(run: Path, after: int = -1) -> tuple[PPOPoint, ...]:
 
 def _point(at: int, metrics: Entries) -> PPOPoint:
     heads = zip((head.name for head in ActionHead), numbers(metrics, "head_entropy"), strict=False)
-    values: dict[str, Any] = {name: real(metrics, name) for name in _METRICS}
+    names = (name for name in PPOPoint.__dataclass_fields__ if name not in _OTHERS)
+    values: dict[str, Any] = {name: real(metrics, name) for name in names}
     return PPOPoint(
         round=at,
         head_entropy=tuple(heads),
