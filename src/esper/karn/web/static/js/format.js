@@ -116,3 +116,7 @@ export function networkText(point) {
 export function size(bytes) {
   return bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${number(bytes / 1e3, 3)} kB` : `${number(bytes / 1e6, 3)} MB`;
 }
+
+export function shorten(text, most) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
