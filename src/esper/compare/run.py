@@ -40,8 +40,8 @@ from esper.compare.policy_jobs import (
 from esper.jobs.messages import StepDone
 from esper.jobs.run import run_jobs
 from esper.karn.compare_progress import CompareProgress
-from esper.karn.console import console_for_report
 from esper.karn.resuming import resumable
+from esper.karn.terminal import console_for_report
 from esper.leyline.codec import to_json
 from esper.leyline.context import ContextSpec
 from esper.leyline.statistics import student_estimate

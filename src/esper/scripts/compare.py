@@ -71,8 +71,8 @@ def _report(found: Comparison, folder: Path) -> None:
 def _print(found: Comparison, places: ReportPaths) -> None:
     from esper.compare.matching import matching_compute
     from esper.compare.report import cost_table, score_table
-    from esper.karn.console import console_for_report
     from esper.karn.display import say
+    from esper.karn.terminal import console_for_report
 
     console = console_for_report()
     console.print(score_table(found))

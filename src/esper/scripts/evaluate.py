@@ -150,8 +150,8 @@ def _report_paths(folder: Path, task: str) -> _ReportPaths:
 def _report(config: _Evaluate, checkpoint: Path, judged: Judged) -> None:
     """Write the files, then print the tables."""
     from esper.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
-    from esper.karn.console import console_for_report
     from esper.karn.display import say
+    from esper.karn.terminal import console_for_report
     from esper.scripts.cli.report_files import json_file, write_before_printing
     from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
 

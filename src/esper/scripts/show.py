@@ -120,9 +120,9 @@ def _show_contenders(path: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from esper.karn import views
-    from esper.karn.console import console_for_report
     from esper.karn.report.page import verdict
     from esper.karn.report.sections import contender_rows
+    from esper.karn.terminal import console_for_report
     from esper.scripts.runs import entry
 
     found, contenders = views.run_summary(path), views.read_contenders(path)

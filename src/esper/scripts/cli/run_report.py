@@ -14,8 +14,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from esper.karn.console import console_for_report
 from esper.karn.display import say
+from esper.karn.terminal import console_for_report
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.payloads import EpisodeOutcome

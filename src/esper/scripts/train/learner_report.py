@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from esper.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
-from esper.karn.console import console_for_report
 from esper.karn.display import say
+from esper.karn.terminal import console_for_report
 from esper.leyline.codec import Json, to_json
 from esper.scripts.cli.report_files import json_file, write_before_printing
 from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
