@@ -129,12 +129,12 @@ def read_growth(run: Path, at: int | None = None, member: int | None = None) -> 
     newest = newest_seed_round(tables)
     at = newest if at is None else min(at, newest)
     setup, only = setup_of(tables) or NO_SETUP, Rounds(at, at)
-    lives = read_seeds(run, at, at) if at >= 0 else ()
+    lives, measured = read_seeds(run, at, at), read_contributions(run, at, at)
     outcomes = {row["member_E"]: row for row in tables.rows(_Kind.EPISODE_OUTCOME, _OUTCOME, only)}
     members = _members(setup, lives, outcomes)
     chosen = _chosen(members, member)
     points = _points(tables, only, chosen)
-    seeds = seed_growth([one for one in lives if one.member == chosen], _measured(run, at))
+    seeds = seed_growth([one for one in lives if one.member == chosen], measured)
     seeds += _planted(seeds, outcomes.get(chosen), setup)
     now = max(_times(seeds) + [one.at for one in points], default=0)
     steps = setup.episode_length or now
@@ -195,10 +195,6 @@ def _by_steps_done(span: StageSpan) -> StageSpan:
 
 
 _OUTCOME: Final = ("member_E", "score_E", "blueprint_ES", "added_params_E")
-
-
-def _measured(run: Path, at: int) -> tuple[Contribution, ...]:
-    return read_contributions(run, at, at) if at >= 0 else ()
 
 
 def _members(

@@ -22,10 +22,6 @@ function power(value, digits) {
   return `${Number(mantissa)}e${Number(exponent)}`;
 }
 
-export function percent(share) {
-  return isKnown(share) ? `${number(100 * share, 3)} %` : "-";
-}
-
 export function signed(value, digits = 3) {
   if (!isKnown(value)) return "-";
   return `${value > 0 ? "+" : value < 0 ? "-" : "±"}${number(Math.abs(value), digits)}`;
