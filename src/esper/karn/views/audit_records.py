@@ -25,7 +25,7 @@ from esper.karn.views.kinds import RunKind, kind_of
 from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
 
-_COLUMNS: Final = ("context", "host", "topology", "accuracy", "compute", "test", "budget")
+_COLUMNS: Final = ("context", "host", "topology", "accuracy", "test", "budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,6 @@ class AuditRow:
     """Compute of the context, in training runs of the host."""
     accuracies: tuple[float, ...]
     """On `val_score`, before the first step and after each."""
-    computes: tuple[float, ...]
-    """Spent by then."""
     test: float
 
     @property
@@ -143,7 +141,6 @@ def _row(row: dict[str, Any]) -> AuditRow:
         topology=row["topology"],
         budget=row["budget"],
         accuracies=tuple(row["accuracy"]),
-        computes=tuple(row["compute"]),
         test=row["test"],
     )
 

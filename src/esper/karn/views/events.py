@@ -73,21 +73,12 @@ class EventCursor:
         """`from_end`: begin with events that are written from now on."""
         self._path = events_folder(run) / EVENTS
         self._offset = 0
+        """Bytes read so far, always whole lines."""
         self._lines = 0
         """Lines read so far, for messages."""
         if from_end and self._path.is_file():
             with self._path.open("rb") as file:
                 self._offset = end_of_lines(file.fileno())
-
-    @property
-    def path(self) -> Path:
-        """The file; it may not exist yet."""
-        return self._path
-
-    @property
-    def offset(self) -> int:
-        """Bytes read so far, always whole lines."""
-        return self._offset
 
     def read(self, max_bytes: int = MAX_READ_BYTES) -> tuple[EventLine, ...]:
         """New complete events in order, of about `max_bytes`; empty if there are none."""
