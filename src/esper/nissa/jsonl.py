@@ -15,8 +15,8 @@ from pathlib import Path
 
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEvent
-from esper.nissa.writer_lock import lock_for_writing
 from esper.storage.atomic import require_writable
+from esper.storage.folder_lock import lock_for_writing
 from esper.storage.json_lines import end_of_lines
 
 

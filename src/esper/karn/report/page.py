@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,6 +17,7 @@ from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.plotting.numbers import interval
 from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
+from esper.storage.sessions import utc_now
 
 T = TypeVar("T")
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -168,7 +168,7 @@ def _settings(run: Path, found: RunSummary) -> Markup:
         ("policy", found.policy),
         ("seed", "-" if found.seed is None else str(found.seed)),
         ("folder", str(run)),
-        ("page written", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
+        ("page written", f"{utc_now()} UTC"),
     ]
     setup = views.read_setup(run)
     if setup is not None:

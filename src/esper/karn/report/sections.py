@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,7 @@ from esper.plotting.html import Markup, code, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
 from esper.plotting.numbers import interval, number, percent, signed, signed_interval
 from esper.storage import run_files as f
-from esper.storage.sessions import TIME_FORMAT
+from esper.storage.sessions import utc_time
 
 MAX_ROWS: Final = 400
 """Rows of a table; a longer one is thinned out, so that the page stays small."""
@@ -510,8 +509,7 @@ def _log(run: Path) -> Section:
 def _when(line: views.LogLine) -> str:
     if math.isfinite(line.elapsed):
         return duration(line.elapsed)
-    known = math.isfinite(line.time)
-    return time.strftime(TIME_FORMAT, time.gmtime(line.time)) if known else "-"
+    return utc_time(line.time) if math.isfinite(line.time) else "-"
 
 
 SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {

@@ -7,7 +7,6 @@ lines follow from the table of runs, the results and the sessions.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from esper.plotting.durations import duration
 from esper.plotting.numbers import interval, number
 from esper.storage import run_files as f
 from esper.storage.folder_lock import is_locked
-from esper.storage.sessions import TIME_FORMAT, SessionEnd
+from esper.storage.sessions import SessionEnd, utc_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +134,8 @@ def _known(seconds: float, other: float) -> float:
 def _search_started(run: Path, search: SearchTable) -> LogLine:
     model, created = text(search.info, "model"), text(search.info, "created")
     size = f"{whole(search.info, 'host_params') or 0:,} parameters"
-    later = [one.started for one in read_work_sessions(run)[1:] if math.isfinite(one.started)]
-    stamps = [time.strftime(TIME_FORMAT, time.gmtime(at)) for at in later]
+    later = (one.started for one in read_work_sessions(run)[1:])
+    stamps = [utc_time(at) for at in later if math.isfinite(at)]
     again = f"; resumed {', '.join(stamps)} UTC" if stamps else ""
     return LogLine(f"search of {model} ({size}) started {created} UTC{again}", elapsed=0.0)
 

@@ -39,10 +39,10 @@ class RunList:
         """Ended runs, as they were read, by the name of their folder."""
         self._settings: dict[str, tuple[tuple[FileState, ...], _Settings]] = {}
         self._lock = threading.Lock()
-        self._listed: list[Json] = []
+        self._listed: list[dict[str, Json]] = []
         self._read_at = -_FRESH_SECONDS
 
-    def read(self) -> list[Json]:
+    def read(self) -> list[dict[str, Json]]:
         """All runs as JSON."""
         with self._lock:  # those who wait get the list that the first one reads
             if time.monotonic() - self._read_at >= _FRESH_SECONDS:
@@ -50,13 +50,13 @@ class RunList:
                 self._read_at = time.monotonic()
             return self._listed
 
-    def read_with(self, settings: Collection[str]) -> list[Json]:
+    def read_with(self, settings: Collection[str]) -> list[dict[str, Json]]:
         """All runs as JSON, each with those of these settings that it has."""
         runs = self.read()
         if not settings:
             return runs
         found = self._all_settings()
-        return [run | {"settings": _chosen(found, run, settings)} for run in map(_object, runs)]
+        return [run | {"settings": _chosen(found, run, settings)} for run in runs]
 
     def setting_names(self) -> list[Json]:
         """Every setting of any run: its name, how many runs have it, how many values they have."""
@@ -107,7 +107,7 @@ class RunList:
         return summary
 
 
-def run_entry(run: RunSummary) -> Json:
+def run_entry(run: RunSummary) -> dict[str, Json]:
     """A run as JSON: its summary, id, progress, and whether it has a report page."""
     plain = to_plain(run)
     assert isinstance(plain, dict)
@@ -124,11 +124,6 @@ def run_entry(run: RunSummary) -> Json:
         "judged": run.result.is_judged,
         "report": (run.path / REPORT_PAGE).is_file(),
     }
-
-
-def _object(run: Json) -> dict[str, Json]:
-    assert isinstance(run, dict)
-    return run
 
 
 def _chosen(
