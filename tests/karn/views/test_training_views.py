@@ -128,8 +128,7 @@ def test_steps_are_recorded_in_short_where_every_step_is_not(ppo, copy):
     for one, other in zip(short, every, strict=True):
         assert one.accuracy.value == pytest.approx(other.accuracy.value)
         assert one.accuracy.low == pytest.approx(other.accuracy.low)
-        assert one.score.value == pytest.approx(other.score.value)
-        assert (one.train_accuracy, one.spent) == pytest.approx((other.train_accuracy, other.spent))
+        assert one.train_accuracy == pytest.approx(other.train_accuracy)
 
 
 def test_a_learner_is_judged_beside_others(copy):

@@ -64,7 +64,6 @@ class MemberPoint:
     accuracy: float
     """Held out."""
     train_accuracy: float
-    score: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ def _chosen(members: Sequence[MemberBrief], member: int | None) -> int:
 
 
 def _points(tables: EventTables, only: Rounds, member: int) -> tuple[MemberPoint, ...]:
-    names = ("val_accuracy_E", "train_accuracy_E", "score_E")
+    names = ("val_accuracy_E", "train_accuracy_E")
     found = {
         row["step"]: MemberPoint(row["step"] + 1, *(row[name] for name in names))
         for row in tables.rows(_Kind.STEP_COMPLETED, names, only)
