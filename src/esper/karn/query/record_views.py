@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -29,13 +30,9 @@ class _RecordView:
     read: Callable[[Path], Sequence[Any]]
 
 
-def _all_seeds(run: Path) -> Sequence[Any]:
-    return views.read_seeds(run, first_round=0)
-
-
 RECORD_VIEWS: Final = (
     _RecordView("rounds", views.RoundPoint, views.read_rounds),
-    _RecordView("seeds", views.SeedLife, _all_seeds),
+    _RecordView("seeds", views.SeedLife, partial(views.read_seeds, first_round=0)),
     _RecordView("members", views.MemberState, views.read_members),
     _RecordView("networks", views.FrontierPoint, views.read_frontier),
     _RecordView("curves", views.NetworkCurve, views.read_curves),

@@ -152,7 +152,8 @@ def _grown(run: Path) -> Section:
 def _actions(run: Path) -> Section:
     """What the controller did."""
     rounds = views.read_actions(run)
-    used = [op for op in _ops(rounds) if any(_share(one, op) > 0 for one in rounds)]
+    ops = dict.fromkeys(count.op for one in rounds for count in one.ops)
+    used = [op for op in ops if any(_share(one, op) > 0 for one in rounds)]
     main = sorted(used, key=lambda op: -sum(_share(one, op) for one in rounds))[:4]
     series = [
         Series(op.lower(), tuple((one.round + 1.0, _exact(_share(one, op))) for one in rounds))
@@ -180,10 +181,6 @@ def _actions(run: Path) -> Section:
         _as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
                                         "reward each"), slots, (0, 2, 3, 4, 5)),
     ]  # fmt: skip
-
-
-def _ops(rounds: Sequence[views.RoundActions]) -> list[str]:
-    return list(dict.fromkeys(count.op for one in rounds for count in one.ops))
 
 
 def _share(one: views.RoundActions, op: str) -> float:

@@ -114,7 +114,8 @@ def _grown(run: Path) -> list[FrontierPoint]:
     """Every run with a validation score, from the first on; test scores once there is a result."""
     search = read_search(run)
     rows, judged = _rows_by_number(search), search.judged
-    pick, host = whole(search.result, "pick"), _host_of(search)
+    pick = whole(search.result, "pick")
+    host = whole(entries(search.result, "host") or given_run(search.rows), "number")
     if pick is not None and pick not in judged:
         raise EsperError(f"{run / f.RESULT} is damaged: its pick {pick} is no network")
     if judged:
@@ -149,10 +150,6 @@ def _rows_by_number(search: SearchTable) -> dict[int, Entries]:
 def _as_row(record: Entries) -> Entries:
     """A network of the result as a row of the table."""
     return {**record, "score": record.get("val_score"), "status": "finished", "trained": None}
-
-
-def _host_of(search: SearchTable) -> int | None:
-    return whole(entries(search.result, "host") or given_run(search.rows), "number")
 
 
 def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> FrontierPoint:

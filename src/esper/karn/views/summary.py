@@ -325,7 +325,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         task=text(info, "model"),
         seed=whole(info, "seed"),
         created=text(info, "created"),
-        updated=_updated(sessions),
+        updated=last.ended if last else None,
         pace=60.0 if running and run.unit == "minutes" else None,
         score=_known(real(pick, "test_score")),
         params=whole(pick, "params"),
@@ -421,10 +421,6 @@ def _with_sessions(
 
 def _resume_of(last: RunSession, state: RunState) -> str:
     return last.command if state not in (RunState.RUNNING, RunState.FINISHED) else ""
-
-
-def _updated(sessions: tuple[RunSession, ...]) -> float | None:
-    return sessions[-1].ended if sessions else None
 
 
 _READERS: Mapping[RunKind, Callable[[RunSummary, bool], RunSummary]] = {
