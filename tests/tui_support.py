@@ -71,7 +71,7 @@ def ppo_point(at: int) -> views.PPOPoint:
 
 def speed_point(at: int) -> views.SpeedPoint:
     phases = (("TRAIN", 2.0), ("VALIDATION", 0.5), ("UPDATE", 0.25))
-    return views.SpeedPoint(at, 30.0 + at, 1.0, 90.0, 5000.0, 0.7, 0.8, 2e9, 2.3, 0.14, 0.2, phases)
+    return views.SpeedPoint(30.0 + at, 1.0, 90.0, 5000.0, 0.7, 2.3, 0.14, 0.2, 0.8, 2e9, at, phases)
 
 
 def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:

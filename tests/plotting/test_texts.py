@@ -13,13 +13,13 @@ import pytest
 import esper.karn.web
 from esper.leyline.statistics import Estimate
 from esper.plotting.durations import duration
-from esper.plotting.numbers import interval, number, percent, short_number, signed, tick_texts
+from esper.plotting.numbers import interval, number, short_number, signed, tick_texts
 
 FORMAT_JS = Path(esper.karn.web.__file__).parent / "static" / "js" / "format.js"
 ASK = """
 import(process.argv[1]).then((f) => {
   const asked = JSON.parse(require("fs").readFileSync(0, "utf8"));
-  const tell = (v) => [f.number(v), f.number(v, 3), f.number(v, 2), f.signed(v), f.percent(v),
+  const tell = (v) => [f.number(v), f.number(v, 3), f.number(v, 2), f.signed(v),
     f.short(v), f.duration(v), f.interval({ value: v, low: v - 1, high: v * 1.5 })];
   const unknown = [null, undefined, NaN, Infinity];
   console.log(JSON.stringify({ one: asked.values.map(tell), ticks: asked.ticks.map(f.tickTexts),
@@ -41,7 +41,7 @@ def values() -> list[float]:
 
 
 def told(v: float) -> list[str]:
-    return [number(v), number(v, 3), number(v, 2), signed(v), percent(v), short_number(v),
+    return [number(v), number(v, 3), number(v, 2), signed(v), short_number(v),
             duration(v), interval(Estimate(v, v - 1, v * 1.5))]  # fmt: skip
 
 

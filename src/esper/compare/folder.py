@@ -25,7 +25,7 @@ from esper.leyline.errors import EsperError
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.run_files import POLICIES as POLICIES
 from esper.storage.run_files import SETTINGS as SETTINGS
-from esper.storage.sealed_json import json_bytes, read_document, seal
+from esper.storage.sealed_json import json_bytes, read_document, sealed_bytes
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.runtime import parse_device
 
@@ -122,10 +122,8 @@ def result_path(folder: Path, identity: Identity) -> Path:
 
 def save_result(folder: Path, saved: SavedResult) -> None:
     """Write the result file of a policy with a checksum."""
-    content = to_json(saved)
-    assert isinstance(content, dict)  # records encode to objects
     try:
-        write_atomic(result_path(folder, saved.identity), json_bytes(seal(content)))
+        write_atomic(result_path(folder, saved.identity), sealed_bytes(saved))
     except OSError as error:
         raise unwritable(folder, error) from error
 

@@ -70,12 +70,8 @@ class PolicyRun:
 class Judged:
     """Results of all policies on the same fresh members."""
 
-    by_policy: dict[str, RoundResult]
+    by_policy: dict[str, PolicyRun]
     """In display order; `LEARNED` first."""
-    compute: dict[str, Doubles]
-    """Training compute of each member in runs of the host, search included."""
-    blueprints: dict[str, tuple[str, ...]]
-    """Blueprint names of each policy, by the indices in its outcome."""
     result: RunResult
     """Run result of the learned policy."""
     draw_E: Ints
@@ -84,7 +80,7 @@ class Judged:
     @property
     def members(self) -> int:
         """E: number of fresh members."""
-        return len(self.by_policy[LEARNED].test_E)
+        return len(self.draw_E)
 
     @property
     def draws(self) -> int:
@@ -93,7 +89,7 @@ class Judged:
 
     def difference(self, other: str) -> Doubles:
         """Score of another policy minus that of the learned one, for each of `draws`."""
-        mine, theirs = self.by_policy[LEARNED].outcome, self.by_policy[other].outcome
+        mine, theirs = (self.by_policy[name].result.outcome for name in (LEARNED, other))
         return group_means(theirs.score_E - mine.score_E, self.draw_E)
 
     def verdict_line(self) -> str:
@@ -114,14 +110,14 @@ class Judged:
         """All outcomes, for JSON."""
         return {
             name: {
-                "outcome": to_json(done.outcome),
-                "test_E": done.test_E.tolist(),
-                "score_test_E": _score_on_test(done).tolist(),
-                "compute_E": self.compute[name].tolist(),
-                "blueprints": list(self.blueprints[name]),
+                "outcome": to_json(run.result.outcome),
+                "test_E": run.result.test_E.tolist(),
+                "score_test_E": _score_on_test(run.result).tolist(),
+                "compute_E": run.compute_E.tolist(),
+                "blueprints": list(run.blueprints),
                 "draw_E": self.draw_E.tolist(),
             }
-            for name, done in self.by_policy.items()
+            for name, run in self.by_policy.items()
         }
 
 
@@ -148,13 +144,8 @@ def judge(
     with phase("judging the baselines on fresh hosts"):
         others = baselines()
     found |= judge_baselines(training, spec, data, members) if others is None else others
-    return Judged(
-        {name: run.result for name, run in found.items()},
-        {name: run.compute_E for name, run in found.items()},
-        {name: run.blueprints for name, run in found.items()},
-        make_run_result(mine.engine, [mine.result], mine.timer, ""),
-        _draw_numbers(spec, members),
-    )
+    result = make_run_result(mine.engine, [mine.result], mine.timer, "")
+    return Judged(found, result, _draw_numbers(spec, members))
 
 
 def _acting(
@@ -251,15 +242,15 @@ def judgement_table(judged: Judged) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "policy" else "right")
     host = judged.result.host_params
-    for name, done in judged.by_policy.items():
-        outcome = done.outcome
+    for name, run in judged.by_policy.items():
+        done, outcome = run.result, run.result.outcome
         row = [
             name,
             f"{outcome.score_E.mean():.4f}",
             f"{_score_on_test(done).mean():.4f}",
             f"{done.test_E.mean():.1%}",
             f"{1 + outcome.added_params_E.mean() / host:.2f}",
-            f"{judged.compute[name].mean():.2f}",
+            f"{run.compute_E.mean():.2f}",
         ]
         if name != LEARNED:
             mean, low, high = (float(x) for x in t_interval(judged.difference(name)))

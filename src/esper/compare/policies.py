@@ -30,7 +30,6 @@ from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import (
     PopulationConfig,
-    TrainingConfig,
     preset,
     preset_of_task,
 )
@@ -374,14 +373,9 @@ def _controller(config: Compare, parsed: ParsedPolicy, spec: TaskSpec) -> Policy
     assert parsed.path is not None  # controllers are given by a folder
     found = find_controller(parsed.path)
     agent = found.load(parse_device(config.device))
-    trained = found.training or _preset(config)
+    trained = found.training or preset(config.preset or preset_of_task(config.task.name), 1)
     names = config.task.blueprints or trained.task.blueprints
     if names and set(names) <= set(spec.blueprints):  # as trained, where the task has them
         spec = replace(spec, blueprints=names)
     entry = controller_entry(parsed, spec, agent, trained.population, found.checksum())
     return replace(entry, slots=found.slots)
-
-
-def _preset(config: Compare) -> TrainingConfig:
-    """The preset given, or that of the task."""
-    return preset(config.preset or preset_of_task(config.task.name), 1)

@@ -105,7 +105,8 @@ class PolicyJobs:
         parts[job.place] = result
         if len(parts) < self._populations:
             return
-        entry, whole = self._entries[job.policy], _combine_populations(parts)
+        entry = self._entries[job.policy]
+        whole = combine([parts[place] for place in sorted(parts)], np.concatenate)
         save_result(self._folder, SavedResult(entry.label, entry.identity, whole, utc_now()))
         self.done += 1
         self._on_done(entry, whole, self.done)
@@ -113,11 +114,6 @@ class PolicyJobs:
     def answer(self, job: _PopulationJob, question: Any) -> Any:
         """Raise: these jobs ask nothing."""
         raise NotImplementedError(f"{self.label(job)} asked {question}")
-
-
-def _combine_populations(parts: dict[int, PolicyResult]) -> PolicyResult:
-    """All hosts of a policy, in the order of its populations."""
-    return combine([parts[place] for place in sorted(parts)], np.concatenate)
 
 
 # ---- where jobs run ----------------------------------------------------------------------------

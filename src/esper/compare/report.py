@@ -144,11 +144,8 @@ def markdown(found: Comparison) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; all columns but the first are right-aligned."""
     lines = [list(head), ["---", *["---:"] * (len(head) - 1)], *(list(row) for row in rows)]
-    return "\n".join(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    cells = ([text.replace("|", "\\|") for text in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _metric_part(found: Comparison, metric: Metric) -> str:

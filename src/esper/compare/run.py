@@ -12,8 +12,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
-
 from esper.compare.comparison import (
     Comparison,
     ComparisonSettings,
@@ -42,8 +40,8 @@ from esper.compare.policy_jobs import (
 from esper.jobs.messages import StepDone
 from esper.jobs.run import run_jobs
 from esper.karn.compare_progress import CompareProgress
-from esper.karn.console import console_for_report
 from esper.karn.resuming import resumable
+from esper.karn.terminal import console_for_report
 from esper.leyline.codec import to_json
 from esper.leyline.context import ContextSpec
 from esper.leyline.statistics import student_estimate
@@ -66,12 +64,11 @@ def compare_policies(config: Compare, on_round: OnRound | None = None) -> Compar
     policy that ran, once its result is saved; what it raises ends the comparison.
     """
     config.check()
-    return run_comparison(config, console_for_report(), on_round)
+    return run_comparison(config, on_round)
 
 
 def run_comparison(
     config: Compare,
-    console: Console | None = None,
     on_round: OnRound | None = None,
     on_end: OnEnd | None = None,
     command: str = "",
@@ -93,7 +90,7 @@ def run_comparison(
             return _compare(folder, entries, settings)  # only reads, which needs no lock
         with _locked(folder), recorded_session(folder, command) as session:
             with resumable(command, lambda: _progress(folder, entries)):
-                _run_missing(config, spec, entries, console, session, on_round)
+                _run_missing(config, spec, entries, session, on_round)
             found = _compare(folder, entries, settings)
             if on_end is not None:
                 on_end(found, folder)
@@ -104,7 +101,6 @@ def _run_missing(
     config: Compare,
     spec: TaskSpec,
     entries: list[PolicyEntry],
-    console: Console | None,
     session: SessionLog,
     on_round: OnRound | None,
 ) -> None:
@@ -123,7 +119,7 @@ def _run_missing(
 
         steps = _steps(config, spec, missing)
         before = len(places) - len(missing)
-        shown = CompareProgress(steps, config.population_size(spec), console, before)
+        shown = CompareProgress(steps, config.population_size(spec), console_for_report(), before)
         with LiveFile(folder, lambda: shown.record):
             _run_all(config, spec, folder, missing, shown, saved)
 

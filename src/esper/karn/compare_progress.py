@@ -42,7 +42,7 @@ class ProgressBar:
 class CompareProgress(ProgressBar):
     """Shows the steps of every policy; several may run at a time.
 
-    with CompareProgress({"wait": 50, "heuristic": 50}, hosts=20) as progress:
+    with CompareProgress({"wait": 50, "heuristic": 50}, 20, console, before=0) as progress:
         progress.advance("wait", score=0.3, seeds=0.0)
     """
 
@@ -50,8 +50,8 @@ class CompareProgress(ProgressBar):
         self,
         steps: Mapping[str, int],
         hosts: int,
-        console: Console | None = None,
-        before: int = 0,
+        console: Console,
+        before: int,
     ) -> None:
         """`steps`: per policy, over all its populations; `hosts`: hosts per step; `before`:
         policies that were done already.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from esper.leyline.text import visible_lines
+
+PLAIN_WIDTH: Final = 110
+"""Columns of a report without a terminal."""
 
 
 class Terminal(Console):
@@ -29,3 +32,8 @@ class Terminal(Console):
                 yield segment
             else:
                 yield segment._replace(text=visible_lines(segment.text))
+
+
+def console_for_report() -> Terminal:
+    """The console that reports are printed to: of the terminal's width, or `PLAIN_WIDTH`."""
+    return Terminal(PLAIN_WIDTH)

@@ -78,7 +78,7 @@ def payload_columns(kind: TelemetryEventType) -> tuple[_PayloadColumn, ...]:
         _PayloadColumn(
             name=f"payload_{f.name}" if f.name in taken else f.name,
             field=f.name,
-            type=pa.uint64() if f.metadata == UNSIGNED else _arrow_type(f.name, hints[f.name]),
+            type=pa.uint64() if f.metadata == UNSIGNED else arrow_type(f.name, hints[f.name]),
             is_array=get_origin(hints[f.name]) is np.ndarray,
         )
         for f in fields(kind.payload_class)
@@ -149,11 +149,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _arrow_type(name: str, hint: Any) -> Any:
+def arrow_type(name: str, hint: Any) -> Any:
+    """The arrow type of a field by its type hint; `name`: its letters after `_` are axes.
+
+    Pairs of different types are structs of `name` and `value`, other tuples are lists.
+    """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         (present,) = (arg for arg in args if arg is not NoneType)
-        return _arrow_type(name, present)
+        return arrow_type(name, present)
     if origin is np.ndarray:
         (scalar,) = get_args(args[1])
         element = pa.from_numpy_dtype(np.dtype(scalar))
@@ -161,12 +165,15 @@ def _arrow_type(name: str, hint: Any) -> Any:
             element = pa.list_(element)
         return element
     if origin is tuple and len({arg for arg in args if arg is not Ellipsis}) == 1:
-        return pa.list_(_arrow_type(name, args[0]))
+        return pa.list_(arrow_type(name, args[0]))
+    if origin is tuple and len(args) == 2:
+        pair = zip(("name", "value"), args, strict=True)
+        return pa.struct([(part, arrow_type(name, arg)) for part, arg in pair])
     if isinstance(hint, type) and issubclass(hint, Enum):
         return pa.string()
     if isinstance(hint, type) and is_dataclass(hint):
         inner = get_type_hints(hint)
-        return pa.struct([(f.name, _arrow_type(f.name, inner[f.name])) for f in fields(hint)])
+        return pa.struct([(f.name, arrow_type(f.name, inner[f.name])) for f in fields(hint)])
     if hint not in _SCALARS:
-        raise EsperError(f"payload field {name}: no column type for {hint}")
+        raise EsperError(f"field {name}: no column type for {hint}")
     return _SCALARS[hint]

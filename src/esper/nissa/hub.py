@@ -30,8 +30,6 @@ from esper.leyline.telemetry import (
     TelemetryLevel,
 )
 
-CAPACITY: Final = QUEUE_SIZE
-"""Capacity of the queue."""
 MAX_FAILURES: Final = 5
 """Consecutive failures after which a sink is disabled."""
 GATHER_SECONDS: Final = 0.05
@@ -112,7 +110,7 @@ class TelemetryHub:
         self,
         sinks: Sequence[SinkProtocol],
         level: TelemetryLevel,
-        capacity: int = CAPACITY,
+        capacity: int = QUEUE_SIZE,
         always: Collection[TelemetryEventType] = (),
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:

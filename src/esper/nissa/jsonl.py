@@ -12,14 +12,12 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Final
 
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEvent
-from esper.nissa.writer_lock import lock_for_writing
 from esper.storage.atomic import require_writable
-
-_BLOCK: Final = 1 << 16
+from esper.storage.folder_lock import lock_for_writing
+from esper.storage.json_lines import end_of_lines
 
 
 class JsonlSink:
@@ -35,7 +33,9 @@ class JsonlSink:
         self._flushed_at = time.monotonic()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         lock_for_writing(self._file, path)
-        _truncate_partial_line(self._file)
+        end = end_of_lines(self._file)
+        if end < os.fstat(self._file).st_size:
+            os.ftruncate(self._file, end)
 
     def emit(self, event: TelemetryEvent) -> None:
         """Buffer one event; if this raises, the event was not taken."""
@@ -78,17 +78,3 @@ def _append(file: int, content: bytes) -> None:
     except OSError:
         os.ftruncate(file, size)
         raise
-
-
-def _truncate_partial_line(file: int) -> None:
-    """Truncate the file to its last complete line."""
-    end = size = os.fstat(file).st_size
-    while end:
-        start = max(0, end - _BLOCK)
-        found = os.pread(file, end - start, start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
-            break
-        end = start
-    if end < size:
-        os.ftruncate(file, end)

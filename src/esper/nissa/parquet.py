@@ -17,8 +17,8 @@ from pyarrow import parquet as pq
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 from esper.nissa.columns import EVENTS_KEY, require_columns, rows_of, schema_of
-from esper.nissa.writer_lock import lock_for_writing
 from esper.storage.atomic import require_writable, write_atomic
+from esper.storage.folder_lock import lock_for_writing
 
 PARTS: Final = "part-*.parquet"
 ROWS_PER_PART: Final = 20_000

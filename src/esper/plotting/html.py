@@ -135,7 +135,6 @@ STYLE: Final = """
 .esper-grow .name { paint-order: stroke; stroke: var(--page); stroke-width: 3; }
 .esper-grow .hollow { fill: var(--page); }
 .esper-grow .under-way { stroke: var(--faint); fill: none; stroke-dasharray: 2 2; }
-.esper-grow .stopped { stroke: var(--faint); fill: var(--faint); opacity: .7; }
 .esper-grow .done { stroke: var(--muted); fill: var(--muted); }
 .esper-grow .path { fill: none; }
 .esper-grow .empty { stroke: var(--muted); fill: var(--page); }

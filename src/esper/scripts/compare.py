@@ -38,14 +38,13 @@ def _compare(config: Compare, argv: Sequence[str] = ()) -> None:
     """
     config.check()
     from esper.compare.run import run_comparison
-    from esper.karn.console import console_for_report
     from esper.karn.resuming import command_line
     from esper.scripts.cli.run_page import write_run_page
     from esper.tolaria.runtime import set_deterministic_cublas
 
     set_deterministic_cublas()
     command = command_line("compare", argv) if argv else ""
-    found = run_comparison(config, console_for_report(), on_end=_report, command=command)
+    found = run_comparison(config, on_end=_report, command=command)
     write_run_page(config.folder(found.settings.task))
 
 
@@ -72,8 +71,8 @@ def _report(found: Comparison, folder: Path) -> None:
 def _print(found: Comparison, places: ReportPaths) -> None:
     from esper.compare.matching import matching_compute
     from esper.compare.report import cost_table, score_table
-    from esper.karn.console import console_for_report
     from esper.karn.display import say
+    from esper.karn.terminal import console_for_report
 
     console = console_for_report()
     console.print(score_table(found))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -74,7 +74,7 @@ def _evaluate(argv: Sequence[str]) -> None:
 
     places = _report_paths(config.out, spec.name)
     require_not_folders(places)
-    require_writable(places.numbers, "--out")
+    require_writable(places[0], "--out")
     set_deterministic_cublas()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
@@ -134,44 +134,22 @@ def _resolve_checkpoint(path: Path) -> Path | None:
     return CheckpointStore(checkpoints_dir(path)).best().path
 
 
-class _ReportPaths(NamedTuple):
-    """Paths of the report files."""
-
-    numbers: Path
-    judgement: Path
-
-
-def _report_paths(folder: Path, task: str) -> _ReportPaths:
-    """Report paths of an evaluation on a task."""
-    names = (f"eval_{task}{end}" for end in (".json", "_judged.json"))
-    return _ReportPaths(*(folder / name for name in names))
+def _report_paths(folder: Path, task: str) -> tuple[Path, Path]:
+    """Paths of the numbers of an evaluation on a task, and of its judgement."""
+    return folder / f"eval_{task}.json", folder / f"eval_{task}_judged.json"
 
 
 def _report(config: _Evaluate, checkpoint: Path, judged: Judged) -> None:
     """Write the files, then print the tables."""
-    from esper.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
-    from esper.karn.console import console_for_report
-    from esper.karn.display import say
-    from esper.scripts.cli.report_files import json_file, write_before_printing
-    from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
+    from esper.compare.judging import EVALUATION_SEED
+    from esper.scripts.cli.report_files import json_file
+    from esper.scripts.cli.run_report import report_judged, settings_json
 
-    places = _report_paths(config.out, judged.result.task)
-    run_report = RunReport(
-        policy=LEARNED,
-        episodes=judged.members,
-        numbers=places.numbers,
-        settings=settings_json(config),
-    )
+    numbers, place = _report_paths(config.out, judged.result.task)
     record = {
         "checkpoint": str(checkpoint),
         "evaluation_seed": EVALUATION_SEED,
         "judged": judged.numbers(),
     }
-    judgement = json_file(places.judgement, record)
-    with write_before_printing(judgement, report_file(run_report, judged.result)):
-        print_report(run_report, judged.result)
-        console = console_for_report()
-        console.print(judgement_table(judged))
-        say(console, judged.verdict_line())
-        for label, what in (("checkpoint", checkpoint), ("judgement", places.judgement)):
-            say(console, f"{label}: {what}")
+    lines = (("checkpoint", checkpoint), ("judgement", place))
+    report_judged(judged, numbers, settings_json(config), json_file(place, record), lines)

@@ -86,8 +86,8 @@ def _print_table(result: QueryResult, most: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from esper.karn.console import console_for_report
     from esper.karn.query.formats import table_rows
+    from esper.karn.terminal import console_for_report
 
     found = table_rows(result)
     wide = len(result.columns) > MAX_COLUMNS

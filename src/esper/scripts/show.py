@@ -120,9 +120,9 @@ def _show_contenders(path: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from esper.karn import views
-    from esper.karn.console import console_for_report
     from esper.karn.report.page import verdict
-    from esper.plotting.numbers import interval, number, signed_interval
+    from esper.karn.report.sections import contender_rows
+    from esper.karn.terminal import console_for_report
     from esper.scripts.runs import entry
 
     found, contenders = views.run_summary(path), views.read_contenders(path)
@@ -134,16 +134,8 @@ def _show_contenders(path: Path, as_json: bool) -> None:
     for place, name in enumerate(("policy", "mean score (95 %)", "difference", "test", "parameters",
                                   "compute", "n")):  # fmt: skip
         table.add_column(name, justify="right" if place else "left")
-    for one in contenders:
-        table.add_row(
-            Text(one.label, overflow="fold"),
-            interval(one.score),
-            "the reference" if one.is_reference else signed_interval(one.difference),
-            number(one.test.value),
-            number(one.params),
-            number(one.compute),
-            str(one.n),
-        )
+    for label, *figures in contender_rows(contenders):
+        table.add_row(Text(label, overflow="fold"), *figures)
     if contenders:
         console_for_report().print(table)
     say(f"{found.state.value}: {found.amount}")

@@ -1,4 +1,4 @@
-"""Lock on a run folder, held for the lifetime of the process.
+"""Lock on a run folder, held for the lifetime of the process; lock on its events.
 
 The kernel releases it when its holder ends, however it ends, so stale locks do not exist. The
 content of the lock file names its holder, in messages and live records.
@@ -6,6 +6,7 @@ content of the lock file names its holder, in messages and live records.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -19,6 +20,7 @@ from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_advice
 from esper.storage.sealed_json import parse_json
+from esper.storage.sessions import utc_now
 
 LOCK: Final = "lock"
 _ATTEMPTS: Final = 5
@@ -75,8 +77,7 @@ class FolderLock:
                 time.sleep(_RETRY_SECONDS)
 
     def _write_holder(self, folder: Path) -> None:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        holder = to_json(_Holder(os.getpid(), socket.gethostname(), since))
+        holder = to_json(_Holder(os.getpid(), socket.gethostname(), utc_now()))
         try:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps(holder).encode(), 0)
@@ -90,6 +91,22 @@ class FolderLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def lock_for_writing(descriptor: int, place: Path) -> None:
+    """Lock events until their descriptor is closed; raises if another process writes there.
+
+    A file system without locks is accepted.
+    """
+    with contextlib.suppress(OSError):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise EsperError(
+                f"{place}: another run writes its events there; wait for it or choose another "
+                f"folder (--telemetry-dir)"
+            ) from None
 
 
 def is_locked(folder: Path) -> bool:

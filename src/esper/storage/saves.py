@@ -30,7 +30,7 @@ from torch import Tensor
 import esper
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
-from esper.storage.atomic import sync_folder, write_advice, write_atomic
+from esper.storage.atomic import require_folder, sync_folder, write_advice, write_atomic
 from esper.storage.manifest import (
     FileRecord,
     FolderFormat,
@@ -144,9 +144,7 @@ def _remove_leftovers(folder: Path, keep: set[str]) -> None:
 def read_save(path: PathLike, kind: Kind) -> Saved:
     """Read and verify a save; any problem raises in one line."""
     folder = Path(path)
-    if not os.path.isdir(folder):
-        found = "is a file" if os.path.exists(folder) else "does not exist"
-        raise EsperError(f"{folder} {found}: give the folder of a save")
+    require_folder(folder, "give the folder of a save")
     manifest = read_manifest(folder / MANIFEST, FORMAT)
     file = read_record(FileRecord, manifest.get("tensors"), f"{folder / MANIFEST} tensors")
     _check_kind(folder, manifest.get("kind"), kind)

@@ -170,6 +170,11 @@ def utc_now() -> str:
     return time.strftime(TIME_FORMAT, time.gmtime())
 
 
+def utc_time(seconds: float) -> str:
+    """A time, in seconds since 1970, as run folders have it."""
+    return time.strftime(TIME_FORMAT, time.gmtime(seconds))
+
+
 def one_line(error: BaseException) -> str:
     """The error message on one line, prefixed by its type unless it is an `EsperError`."""
     text = " ".join(str(error).split())

@@ -87,7 +87,7 @@ def test_a_measurement_belongs_to_the_seed_that_was_in_the_slot(ppo):
     pruned = replace(first, stages=spans)
     second = life(0, "r0c0", "conv_light", (11, 12))
     measured = [
-        views.Contribution(7, step, member, slot, "", step / 10, 0.1, 0.0, 0.0, True)
+        views.Contribution(7, step, member, slot, "", step / 10, 0.1, 0.0)
         for step, member, slot in
         [(3, 0, "r0c0"), (5, 0, "r0c0"), (13, 0, "r0c0"), (3, 1, "r0c0"), (3, 0, "r0c1")]
     ]  # fmt: skip

@@ -111,7 +111,7 @@ def test_learner_actions_and_speed(ppo):
     update = events_of(ppo, "PPO_UPDATED")[-1].payload.metrics
     point = views.read_ppo(ppo)[-1]
     assert point.approx_kl == update.approx_kl
-    assert dict(point.head_entropy)["OP"] == update.head_entropy[0]
+    assert point.head_entropy == pytest.approx(update.head_entropy, nan_ok=True)
     counts = events_of(ppo, "ACTION_DISTRIBUTION")[1].payload
     actions = views.read_actions(ppo)[1]
     assert [one.chosen for one in actions.ops] == counts.chosen_O.tolist()
@@ -128,8 +128,7 @@ def test_steps_are_recorded_in_short_where_every_step_is_not(ppo, copy):
     for one, other in zip(short, every, strict=True):
         assert one.accuracy.value == pytest.approx(other.accuracy.value)
         assert one.accuracy.low == pytest.approx(other.accuracy.low)
-        assert one.score.value == pytest.approx(other.score.value)
-        assert (one.train_accuracy, one.spent) == pytest.approx((other.train_accuracy, other.spent))
+        assert one.train_accuracy == pytest.approx(other.train_accuracy)
 
 
 def test_a_learner_is_judged_beside_others(copy):

@@ -264,7 +264,7 @@ def _processes(config: RunAudit) -> str:
 
 def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) -> None:
     """Run what is missing in the folder."""
-    from esper.karn.console import console_for_report
+    from esper.karn.terminal import console_for_report
     from esper_lab.audit.run import plan_pieces
     from esper_lab.progress.audit import AuditProgress
 
@@ -338,7 +338,7 @@ def _run_live(
 ) -> None:
     """Train the live policies, as far as they are missing; `static`: what they ended with."""
     from esper.jobs.run import JobList, run_jobs
-    from esper.karn.console import console_for_report
+    from esper.karn.terminal import console_for_report
     from esper_lab.audit.live import LiveRunner
     from esper_lab.audit.records import read_audit
     from esper_lab.progress.audit import AuditProgress
@@ -486,7 +486,7 @@ def report(path: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from esper.karn.console import console_for_report
+    from esper.karn.terminal import console_for_report
     from esper.leyline.statistics import student_estimate
     from esper_lab.audit.records import read_audit, read_grown
     from esper_lab.audit.summary import planted_minus_grown, spread, summary_rows

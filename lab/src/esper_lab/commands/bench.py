@@ -217,8 +217,7 @@ def load_records(config: RunBench) -> dict[str, Bench]:
 
 def show_progress(config: RunBench, stages: int) -> BenchProgress:
     """The display; JSON is not mixed with it."""
-    from esper.karn.console import console_for_report
-    from esper.karn.terminal import Terminal
+    from esper.karn.terminal import Terminal, console_for_report
     from esper_lab.progress.bench import BenchProgress
 
     console = Terminal(stderr=True) if config.json else console_for_report()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from esper.karn.console import console_for_report
+from esper.karn.terminal import console_for_report
 
 
 def moving(words: str, quiet: bool = False) -> AbstractContextManager[object]:

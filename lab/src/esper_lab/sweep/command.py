@@ -22,8 +22,8 @@ def sweep(argv: Sequence[str]) -> None:
     config = read_sweep(argv)
     space = config.check()
     from esper.jobs.run import run_jobs
-    from esper.karn.console import console_for_report
     from esper.karn.resuming import command_line, resumable
+    from esper.karn.terminal import console_for_report
     from esper.storage.folder_lock import FolderLock
     from esper_lab.progress.sweep import SweepProgress
     from esper_lab.sweep.report import report

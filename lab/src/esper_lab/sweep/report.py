@@ -15,8 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from esper.karn.console import console_for_report
 from esper.karn.display import say
+from esper.karn.terminal import console_for_report
 from esper.leyline.codec import to_json
 from esper.leyline.statistics import t_interval
 from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing

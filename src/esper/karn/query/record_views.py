@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
 from esper.karn import views
 from esper.karn.query.columns import Column, View, class_doc, field_docs, sql_type
-from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate
+from esper.nissa.columns import arrow_type
 from esper.storage.atomic import printable
 
 
@@ -30,13 +30,9 @@ class _RecordView:
     read: Callable[[Path], Sequence[Any]]
 
 
-def _all_seeds(run: Path) -> Sequence[Any]:
-    return views.read_seeds(run, first_round=0)
-
-
 RECORD_VIEWS: Final = (
     _RecordView("rounds", views.RoundPoint, views.read_rounds),
-    _RecordView("seeds", views.SeedLife, _all_seeds),
+    _RecordView("seeds", views.SeedLife, partial(views.read_seeds, first_round=0)),
     _RecordView("members", views.MemberState, views.read_members),
     _RecordView("networks", views.FrontierPoint, views.read_frontier),
     _RecordView("curves", views.NetworkCurve, views.read_curves),
@@ -73,27 +69,7 @@ def _flat(cls: type) -> Iterator[tuple[str, str, str, Any]]:
                 name = f.name if part == "value" else f"{f.name}_{part}"
                 yield name, f.name, part, pa.float64()
         else:
-            yield f.name, f.name, "", _arrow_type(hints[f.name])
-
-
-_SCALARS: Final = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
-
-
-def _arrow_type(hint: Any) -> Any:
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        (present,) = (arg for arg in args if arg is not NoneType)
-        return _arrow_type(present)
-    if origin is tuple and args[-1] is Ellipsis:
-        return pa.list_(_arrow_type(args[0]))
-    if origin is tuple and len(args) == 2:
-        pair = zip(("name", "value"), args, strict=True)
-        return pa.struct([(name, _arrow_type(arg)) for name, arg in pair])
-    if isinstance(hint, type) and is_dataclass(hint):
-        return pa.struct([(name, type_) for name, _, _, type_ in _flat(hint)])
-    if hint in _SCALARS:
-        return _SCALARS[hint]
-    raise EsperError(f"a view has no column type for {hint}")
+            yield f.name, f.name, "", arrow_type(f.name, hints[f.name])
 
 
 def _plain(value: Any, hint: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,6 +17,7 @@ from esper.plotting.html import STYLE, Markup, markup, table, tag
 from esper.plotting.numbers import interval
 from esper.storage.atomic import require_writable, save_file
 from esper.storage.run_files import REPORT_PAGE
+from esper.storage.sessions import utc_now
 
 T = TypeVar("T")
 POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
@@ -46,7 +46,7 @@ def write_page(run: Path, path: Path | None = None) -> Path:
 @reader
 def page(run: Path) -> str:
     """The page as text."""
-    found, problems = views.run_summary(run), Problems()
+    found, problems = views.run_summary(run), list[str]()
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -58,46 +58,31 @@ def page(run: Path) -> str:
     )
     made = list[Section]()
     for make in SECTIONS[found.kind]:
-        made += problems.attempt(lambda make=make: [make(run)])  # type: ignore[misc]
-    made += problems.attempt(lambda: [note_section(note) for note in views.read_notes(run)])
+        made += _attempt(lambda make=make: [make(run)], problems)  # type: ignore[misc]
+    made += _attempt(lambda: [note_section(note) for note in views.read_notes(run)], problems)
     if found.kind is not RunKind.GROW:
-        made += problems.attempt(lambda: [("Settings", [_settings(run, found)])])
+        made += _attempt(lambda: [("Settings", [_settings(run, found)])], problems)
     parts = [_section(title, content) for title, content in made if content]
-    said = "".join(problems.attempt(lambda: [verdict(found)]))
-    if found.problem and found.state is RunState.BROKEN:
-        problems.add(found.problem)
-    for missing in views.left_out(run):
-        problems.add(missing)
+    said = "".join(_attempt(lambda: [verdict(found)], problems))
+    if found.state is RunState.BROKEN:
+        problems.append(found.problem)
+    problems = list(dict.fromkeys(one for one in (*problems, *views.left_out(run)) if one))
     if not parts:  # nothing but the damage would be on the page
-        raise EsperError("; ".join(problems.found) or f"{run} holds nothing to report")
-    main = tag("main", _opening(found, said), *problems.section(), *parts)
+        raise EsperError("; ".join(problems) or f"{run} holds nothing to report")
+    lines = [tag("p", problem, class_="problem") for problem in problems]
+    unread = [_section("Cannot be read", lines)] if lines else []
+    main = tag("main", _opening(found, said), *unread, *parts)
     body = tag("body", main, class_="esper-grow page")
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-class Problems:
-    """What of a run cannot be read; the rest of its page is written."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    def attempt(self, make: Callable[[], list[T]]) -> list[T]:
-        """What `make` returns; nothing, and its reason is noted, if a file is damaged."""
-        try:
-            return make()
-        except UNREADABLE as error:
-            self.add(problem_of(error))
-            return []
-
-    def add(self, problem: str) -> None:
-        """Note a problem once."""
-        if problem not in self.found:
-            self.found.append(problem)
-
-    def section(self) -> list[Markup]:
-        """What a reader misses, and why."""
-        lines = [tag("p", problem, class_="problem") for problem in self.found]
-        return [_section("Cannot be read", lines)] if lines else []
+def _attempt(make: Callable[[], list[T]], problems: list[str]) -> list[T]:
+    """What `make` returns; nothing, and its reason is noted, if a file is damaged."""
+    try:
+        return make()
+    except UNREADABLE as error:
+        problems.append(problem_of(error))
+        return []
 
 
 def _section(title: str, parts: Sequence[Markup]) -> Markup:
@@ -168,7 +153,7 @@ def _settings(run: Path, found: RunSummary) -> Markup:
         ("policy", found.policy),
         ("seed", "-" if found.seed is None else str(found.seed)),
         ("folder", str(run)),
-        ("page written", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
+        ("page written", f"{utc_now()} UTC"),
     ]
     setup = views.read_setup(run)
     if setup is not None:

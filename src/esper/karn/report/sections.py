@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -24,7 +23,7 @@ from esper.plotting.html import Markup, code, details, table, tag
 from esper.plotting.line_plot import Series, line_plot
 from esper.plotting.numbers import interval, number, percent, signed, signed_interval
 from esper.storage import run_files as f
-from esper.storage.sessions import TIME_FORMAT
+from esper.storage.sessions import utc_time
 
 MAX_ROWS: Final = 400
 """Rows of a table; a longer one is thinned out, so that the page stays small."""
@@ -153,7 +152,8 @@ def _grown(run: Path) -> Section:
 def _actions(run: Path) -> Section:
     """What the controller did."""
     rounds = views.read_actions(run)
-    used = [op for op in _ops(rounds) if any(_share(one, op) > 0 for one in rounds)]
+    ops = dict.fromkeys(count.op for one in rounds for count in one.ops)
+    used = [op for op in ops if any(_share(one, op) > 0 for one in rounds)]
     main = sorted(used, key=lambda op: -sum(_share(one, op) for one in rounds))[:4]
     series = [
         Series(op.lower(), tuple((one.round + 1.0, _exact(_share(one, op))) for one in rounds))
@@ -181,10 +181,6 @@ def _actions(run: Path) -> Section:
         _as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
                                         "reward each"), slots, (0, 2, 3, 4, 5)),
     ]  # fmt: skip
-
-
-def _ops(rounds: Sequence[views.RoundActions]) -> list[str]:
-    return list(dict.fromkeys(count.op for one in rounds for count in one.ops))
 
 
 def _share(one: views.RoundActions, op: str) -> float:
@@ -329,21 +325,24 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     reference = next((one.label for one in found if one.is_reference), "the reference")
     head = ("policy", "mean score (95 %)", f"minus {reference} (95 %)", "test", "parameters",
             "compute", "n")  # fmt: skip
-    rows = [
-        (one.label, interval(one.score),
-         "the reference" if one.is_reference else signed_interval(one.difference),
-         number(one.test.value), number(one.params), number(one.compute),
-         str(one.n))
-        for one in found
-    ]  # fmt: skip
     note = (
         f"Mean score with 95 % intervals against mean size; the line joins those that no smaller "
         f"one beats. Differences are to {reference}. Compute: training runs of the host."
     )
     return [
         _picture(frontier_plot(dots, "score", named=True), note),
-        table("Policies, best first", head, rows, range(1, 7)),
+        table("Policies, best first", head, contender_rows(found), range(1, 7)),
     ]
+
+
+def contender_rows(found: Sequence[views.Contender]) -> list[tuple[str, ...]]:
+    """Label, score, difference, test, parameters, compute and n of policies."""
+    return [
+        (one.label, interval(one.score),
+         "the reference" if one.is_reference else signed_interval(one.difference),
+         number(one.test.value), number(one.params), number(one.compute), str(one.n))
+        for one in found
+    ]  # fmt: skip
 
 
 def _topologies(run: Path) -> Section:
@@ -507,8 +506,7 @@ def _log(run: Path) -> Section:
 def _when(line: views.LogLine) -> str:
     if math.isfinite(line.elapsed):
         return duration(line.elapsed)
-    known = math.isfinite(line.time)
-    return time.strftime(TIME_FORMAT, time.gmtime(line.time)) if known else "-"
+    return utc_time(line.time) if math.isfinite(line.time) else "-"
 
 
 SECTIONS: Final[Mapping[views.RunKind, Sequence[Callable[[Path], Section]]]] = {

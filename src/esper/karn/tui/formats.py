@@ -7,26 +7,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from rich.text import Text
+
 from esper.karn.views import RunKind, RunState, RunSummary
 
-STATE_NAMES: Final = {
-    RunState.RUNNING: "▶ running",
-    RunState.FINISHED: "✓ finished",
-    RunState.INTERRUPTED: "‖ interrupted",
-    RunState.FAILED: "✗ failed",
-    RunState.KILLED: "✗ killed",
-    RunState.BROKEN: "! broken",
-}
-STATE_STYLES: Final = {
-    RunState.RUNNING: "bold #56b4e9",
-    RunState.FINISHED: "bold",
-    RunState.INTERRUPTED: "bold #e69f00",
-    RunState.FAILED: "bold #e69f00",
-    RunState.KILLED: "bold #e69f00",
-    RunState.BROKEN: "bold #e69f00",
+_STATES: Final = {
+    RunState.RUNNING: ("▶", "bold #56b4e9"),
+    RunState.FINISHED: ("✓", "bold"),
+    RunState.INTERRUPTED: ("‖", "bold #e69f00"),
+    RunState.FAILED: ("✗", "bold #e69f00"),
+    RunState.KILLED: ("✗", "bold #e69f00"),
+    RunState.BROKEN: ("!", "bold #e69f00"),
 }
 """Blue and orange, which every eye distinguishes; the mark says the same without colour."""
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
+
+
+def state_text(state: RunState) -> Text:
+    """A state with its mark."""
+    mark, style = _STATES[state]
+    return Text(f"{mark} {state.value}", style)
 
 
 def notice(run: RunSummary) -> str:

@@ -17,20 +17,14 @@ from esper.plotting.numbers import number
 
 PICK_STYLE: Final = "bold #e69f00"
 FRONT_STYLE: Final = "bold #56b4e9"
-_MARKS: Final = {
-    "pick": ("◆", PICK_STYLE),
-    "model": ("M", "bold"),
-    "host": ("H", "bold"),
-    "frontier": ("●", FRONT_STYLE),
-    "other": ("○", "dim"),
+_ROLES: Final = {
+    "pick": ("◆", PICK_STYLE, "pick"),
+    "model": ("M", "bold", "your model"),
+    "host": ("H", "bold", "host"),
+    "frontier": ("●", FRONT_STYLE, "on the frontier"),
+    "other": ("○", "dim", "another network"),
 }
-_WORDS: Final = {
-    "pick": "pick",
-    "model": "your model",
-    "host": "host",
-    "frontier": "on the frontier",
-    "other": "another network",
-}
+"""Mark, its style, and what it stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +69,8 @@ def _in_training(shot: RunShot) -> list[_Point]:
 
 
 def _legend(points: Sequence[_Point], judged: bool) -> Text:
-    roles = [role for role in _MARKS if any(one.role == role for one in points)]
-    parts = [Text.assemble(_MARKS[role], f" {_WORDS[role]}") for role in roles]
+    shown = [look for role, look in _ROLES.items() if any(one.role == role for one in points)]
+    parts = [Text.assemble((mark, style), f" {said}") for mark, style, said in shown]
     return Text.assemble(
         Text("test score" if judged else "validation score so far", style="dim"), "  ",
         Text("  ").join(parts), no_wrap=True,
@@ -88,7 +82,8 @@ def _chart(points: Sequence[_Point], width: int, height: int) -> Text:
     y = Axis.around([one.score for one in points], least=0.02)
     x = Axis(min(sizes) / 1.1, max(sizes) * 1.1, logarithmic=True)
     chart = Chart(width, height, x, y)
-    order = list(reversed(_MARKS))  # the pick last, so that nothing hides it
+    order = list(reversed(_ROLES))  # the pick last, so that nothing hides it
     for one in sorted(points, key=lambda one: order.index(one.role)):
-        chart.put(one.params, one.score, *_MARKS[one.role])
+        mark, style, _ = _ROLES[one.role]
+        chart.put(one.params, one.score, mark, style)
     return chart.text(f"{number(min(sizes))} parameters", f"{number(max(sizes))}")

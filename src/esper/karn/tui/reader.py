@@ -110,6 +110,7 @@ class RunReader:
     def _parts(self, shot: RunShot) -> Mapping[str, Callable[[], object]]:
         """What to read, by field."""
         run, kind = self.run, shot.summary.kind
+        newest = shot.rounds[-1].round if shot.rounds else 0
         if kind is views.RunKind.TRAIN:
             return {
                 "setup": lambda: views.read_setup(run),
@@ -117,7 +118,7 @@ class RunReader:
                 "seeds": lambda: views.read_seeds(run),
                 "ppo": lambda: _join(shot.ppo, views.read_ppo(run, _last(shot.ppo))),
                 "anomalies": lambda: views.read_anomalies(run),
-                "actions": lambda: views.read_actions(run, _newest(shot) - 1),
+                "actions": lambda: views.read_actions(run, newest - 1),
                 "speeds": lambda: _join(
                     shot.speeds, views.read_throughput(run, _last(shot.speeds))
                 ),
@@ -139,7 +140,3 @@ def _join(before: Iterable[T], new: Iterable[T]) -> tuple[T, ...]:
 def _last(points: tuple[T, ...]) -> int:
     """The round before the newest one, which may have been read before it was complete."""
     return points[-1].round - 1 if points else -1
-
-
-def _newest(shot: RunShot) -> int:
-    return shot.rounds[-1].round if shot.rounds else 0

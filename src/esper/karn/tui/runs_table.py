@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable
 
-from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES
+from esper.karn.tui.formats import state_text
 from esper.karn.views import RunSummary
 from esper.plotting.numbers import UNKNOWN, fixed
 
@@ -48,7 +48,7 @@ class RunsTable(DataTable[Text]):
 
 def _row(run: RunSummary) -> tuple[Text, ...]:
     return (
-        Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state]),
+        state_text(run.state),
         Text(run.kind.value),
         Text(run.amount if run.unit else UNKNOWN),
         _result(run),

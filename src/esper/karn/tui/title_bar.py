@@ -7,7 +7,7 @@ from rich.text import Text
 from textual.widgets import Static
 
 from esper.karn.stages import stage_name
-from esper.karn.tui.formats import STATE_NAMES, STATE_STYLES
+from esper.karn.tui.formats import state_text
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.stage_marks import stage_mark
 from esper.karn.views import RunSummary
@@ -32,7 +32,7 @@ class TitleBar(Static):
 
 def _name(shot: RunShot, width: int) -> Text:
     run = shot.summary
-    state = Text(STATE_NAMES[run.state], style=STATE_STYLES[run.state])
+    state = state_text(run.state)
     kind = f"  {run.kind.value}  "
     name = Text(run.name, style="bold")
     name.truncate(max(10, width - 2 - len(kind) - len(state)), overflow="ellipsis")

@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from esper.karn.views.seeds import StageSpan as StageSpan
     from esper.karn.views.seeds import read_seeds as read_seeds
     from esper.karn.views.sentences import Sentence as Sentence
-    from esper.karn.views.sentences import recent_sentences as recent_sentences
     from esper.karn.views.sentences import sentences_of as sentences_of
     from esper.karn.views.settings import RunSettings as RunSettings
     from esper.karn.views.settings import read_settings as read_settings

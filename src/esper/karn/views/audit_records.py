@@ -25,7 +25,7 @@ from esper.karn.views.kinds import RunKind, kind_of
 from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
 
-_COLUMNS: Final = ("context", "host", "topology", "accuracy", "compute", "test", "budget")
+_COLUMNS: Final = ("context", "topology", "accuracy", "test", "budget")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +36,9 @@ class AuditSetup:
     seed: int | None
     contexts: int
     hosts: int
-    steps: int
-    device: str
-    slots: tuple[str, ...]
     topologies: tuple[tuple[str, ...], ...]
     params: tuple[int, ...]
     macs: tuple[int, ...]
-    cost: tuple[float, ...]
-    """Training compute of a batch, over that of the host."""
-    grown: int
-    """Topologies that are grown as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +46,11 @@ class AuditRow:
     """One topology on one host in one context."""
 
     context: int
-    host: int
     topology: int
     budget: float
     """Compute of the context, in training runs of the host."""
     accuracies: tuple[float, ...]
     """On `val_score`, before the first step and after each."""
-    computes: tuple[float, ...]
-    """Spent by then."""
     test: float
 
     @property
@@ -77,17 +67,12 @@ def read_audit_setup(run: Path) -> AuditSetup:
         seed=whole(info, "seed"),
         contexts=whole(info, "contexts") or 0,
         hosts=whole(info, "hosts") or 0,
-        steps=whole(info, "steps") or 0,
-        device=text(info, "device"),
-        slots=tuple(str(one) for one in listed(info, "slots")),
         topologies=tuple(
             tuple(str(name) for name in one) if isinstance(one, list) else ()
             for one in listed(info, "topologies")
         ),
         params=tuple(int(n) for n in numbers(info, "params")),
         macs=tuple(int(n) for n in numbers(info, "macs")),
-        cost=tuple(numbers(info, "cost")),
-        grown=len(listed(info, "grown")),
     )
 
 
@@ -139,11 +124,9 @@ def _read_all(files: tuple[tuple[Path, FileState], ...]) -> AuditRows:
 def _row(row: dict[str, Any]) -> AuditRow:
     return AuditRow(
         context=row["context"],
-        host=row["host"],
         topology=row["topology"],
         budget=row["budget"],
         accuracies=tuple(row["accuracy"]),
-        computes=tuple(row["compute"]),
         test=row["test"],
     )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -28,36 +29,35 @@ from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, group_means, student_estimate
 from esper.storage import run_files as f
 
+UNKNOWN: Final = Estimate(math.nan, math.nan, math.nan)
+
 
 @dataclass(frozen=True, slots=True)
 class Contender:
     """One policy; means over n hosts with 95 % intervals. NaN: not known."""
 
     label: str
-    policy: str
+    policy: str = ""
     """As named on the command line."""
-    is_reference: bool
+    is_reference: bool = False
     """What `difference` is to."""
-    n: int
+    n: int = 0
     """Hosts (compare, train), cases (audit)."""
-    score: Estimate
-    difference: Estimate
+    score: Estimate = UNKNOWN
+    difference: Estimate = UNKNOWN
     """Score minus that of the reference, paired; NaN for the reference."""
-    test: Estimate
+    test: Estimate = UNKNOWN
     """Test accuracy."""
-    accuracy: Estimate
+    accuracy: Estimate = UNKNOWN
     """On `val_score`."""
-    params: float
-    macs: float
-    compute: float
+    params: float = math.nan
+    macs: float = math.nan
+    compute: float = math.nan
     """Training compute in runs of the host."""
-    seconds: float
+    seconds: float = math.nan
     """Wall time of its episodes."""
     ended: float = math.nan
     """When it was complete, in seconds since 1970 (compare)."""
-
-
-_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 @reader
@@ -91,24 +91,7 @@ def _compared(run: Path) -> list[Contender]:
             problems[path] = problem_of(error)
     if problems and not found:
         raise EsperError(next(iter(problems.values())))
-    return found + [_unreadable(path) for path in problems]
-
-
-def _unreadable(path: Path) -> Contender:
-    return Contender(
-        label=f"{path.name}: cannot be read",
-        policy="",
-        is_reference=False,
-        n=0,
-        score=_UNKNOWN,
-        difference=_UNKNOWN,
-        test=_UNKNOWN,
-        accuracy=_UNKNOWN,
-        params=math.nan,
-        macs=math.nan,
-        compute=math.nan,
-        seconds=math.nan,
-    )
+    return found + [Contender(f"{path.name}: cannot be read") for path in problems]
 
 
 def hosts_share_draws(run: Path) -> bool:
@@ -164,15 +147,15 @@ def _difference(
     ours: list[float], group: list[float], reference: Entries | None, saved: Entries
 ) -> Estimate:
     if reference is None or reference is saved:
-        return _UNKNOWN
+        return UNKNOWN
     theirs = by_group(numbers(entries(reference, "result"), "score_N"), group)
     if len(ours) != len(theirs):
-        return _UNKNOWN
+        return UNKNOWN
     return _estimate((np.array(ours) - np.array(theirs)).tolist())
 
 
 def _estimate(values: list[float]) -> Estimate:
-    return student_estimate(np.array(values)) if values else _UNKNOWN
+    return student_estimate(np.array(values)) if values else UNKNOWN
 
 
 def _mean(values: list[float]) -> float:
@@ -197,13 +180,10 @@ def _choice(one: Entries) -> Contender:
         is_reference=reference,
         n=int(real(one, "n")),
         score=_read_estimate(entries(one, "score")),
-        difference=_UNKNOWN if reference else _read_estimate(entries(one, "above")),
+        difference=UNKNOWN if reference else _read_estimate(entries(one, "above")),
         test=Estimate(real(one, "test"), math.nan, math.nan),
-        accuracy=_UNKNOWN,
         params=real(one, "params"),
-        macs=math.nan,
         compute=real(one, "compute"),
-        seconds=math.nan,
     )
 
 
@@ -241,7 +221,7 @@ def _evaluated(
     group = numbers(saved, "draw_E")
     score = by_group(numbers(outcome, "score_E"), group)
     is_reference = one is reference
-    difference = _UNKNOWN
+    difference = UNKNOWN
     if reference is not None and not is_reference:
         theirs = by_group(numbers(entries(reference[1], "outcome"), "score_E"), group)
         difference = _estimate((np.array(score) - np.array(theirs)).tolist())
@@ -257,7 +237,6 @@ def _evaluated(
         params=host[0] + _mean(params),
         macs=host[1] + _mean(macs),
         compute=_mean(numbers(saved, "compute_E")),
-        seconds=math.nan,
     )
 
 

@@ -30,10 +30,6 @@ class Contribution:
     se: float
     """Standard error, paired over images."""
     shapley: float
-    interaction: float
-    """Sum of pairwise interactions with the member's other seeds."""
-    exact: bool
-    """All coalitions were evaluated."""
 
 
 _COLUMNS: Final = (
@@ -43,8 +39,6 @@ _COLUMNS: Final = (
     "contribution_N",
     "contribution_se_N",
     "shapley_N",
-    "interaction_N",
-    "exact_N",
 )
 
 
@@ -68,8 +62,6 @@ def read_contributions(
             contribution=row["contribution_N"],
             se=row["contribution_se_N"],
             shapley=row["shapley_N"],
-            interaction=row["interaction_N"],
-            exact=row["exact_N"],
         )
         for row in tables.rows(kind, _COLUMNS, Rounds(first_round, last_round))
     )

@@ -14,7 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from esper.karn.views.contenders import by_group, hosts_share_draws, read_contenders
+from esper.karn.views.contenders import (
+    UNKNOWN,
+    by_group,
+    hosts_share_draws,
+    read_contenders,
+)
 from esper.karn.views.damage import naming_damage, reader
 from esper.karn.views.documents import (
     Entries,
@@ -41,7 +46,6 @@ from esper.leyline.statistics import (
 from esper.storage import run_files as f
 
 _NORMAL_95: Final = 1.959964
-_UNKNOWN: Final = Estimate(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class _Scores:
     """Seed and number of each value, digest of a context: equal keys are the same."""
     values: tuple[float, ...] = ()
     """Empty where only the estimate is recorded."""
-    estimate: Estimate = _UNKNOWN
+    estimate: Estimate = UNKNOWN
     higher_is_better: bool = True
 
     @property

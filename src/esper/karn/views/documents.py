@@ -18,16 +18,16 @@ from esper.storage.sealed_json import read_document, require_schema
 Entries = Mapping[str, Json]
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
-
 FileState = tuple[int, int, int]
+NO_FILE: Final[FileState] = (0, 0, 0)
 
 
 def file_state(path: Path) -> FileState:
-    """Changes whenever a file is written or replaced; zeros if there is none."""
+    """Changes with a file or the entries of a folder; `NO_FILE` if there is none."""
     try:
         at = path.stat()
     except OSError:
-        return 0, 0, 0
+        return NO_FILE
     return at.st_mtime_ns, at.st_size, at.st_ino
 
 

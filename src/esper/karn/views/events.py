@@ -13,7 +13,7 @@ from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, checked, entries, real, text, whole
 from esper.karn.views.tables import events_folder
 from esper.leyline.codec import Json
-from esper.storage.json_lines import parse_line
+from esper.storage.json_lines import end_of_lines, parse_line
 from esper.storage.run_files import EVENTS
 
 _BLOCK: Final = 1 << 16
@@ -73,20 +73,12 @@ class EventCursor:
         """`from_end`: begin with events that are written from now on."""
         self._path = events_folder(run) / EVENTS
         self._offset = 0
+        """Bytes read so far, always whole lines."""
         self._lines = 0
         """Lines read so far, for messages."""
         if from_end and self._path.is_file():
-            self._offset = _after_last_line(self._path)
-
-    @property
-    def path(self) -> Path:
-        """The file; it may not exist yet."""
-        return self._path
-
-    @property
-    def offset(self) -> int:
-        """Bytes read so far, always whole lines."""
-        return self._offset
+            with self._path.open("rb") as file:
+                self._offset = end_of_lines(file.fileno())
 
     def read(self, max_bytes: int = MAX_READ_BYTES) -> tuple[EventLine, ...]:
         """New complete events in order, of about `max_bytes`; empty if there are none."""
@@ -112,20 +104,6 @@ class EventCursor:
         self._offset += end
         self._lines += len(lines)
         return tuple(events)
-
-
-def _after_last_line(path: Path) -> int:
-    """Offset after the last complete line."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            begin = max(0, end - _BLOCK)
-            file.seek(begin)
-            found = file.read(end - begin).rfind(b"\n")
-            if found >= 0:
-                return begin + found + 1
-            end = begin
-    return 0
 
 
 def _event(line: bytes, where: str) -> EventLine:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from esper.karn.views.damage import UNREADABLE, naming_damage, problem_of
+from esper.karn.views.documents import FileState, file_state
 from esper.karn.views.events import EventCursor, EventLine
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.rounds import RoundPoint, read_rounds
@@ -62,7 +62,7 @@ class RunCursor:
         with naming_damage(run):
             self._events = EventCursor(run, from_end)
         self._newest_round = -1
-        self._seen: tuple[tuple[int, int], ...] = ()
+        self._seen: tuple[FileState, ...] = ()
         self._state: RunState | None = None
         self._live = 0.0
         self._problems: dict[str, str] = {}
@@ -73,7 +73,7 @@ class RunCursor:
         self._problems = {}
         events, rounds = self._new_training()
         summary = run_summary(self.run)
-        seen = tuple(_signature(self.run / name) for name in _WATCHED[self.kind])
+        seen = tuple(file_state(self.run / name) for name in _WATCHED[self.kind])
         changed = bool(events or rounds) or seen != self._seen or summary.state != self._state
         changed |= self._problems != before
         live = 0.0 if summary.live is None else summary.live.written
@@ -100,12 +100,3 @@ class RunCursor:
         except UNREADABLE as error:
             self._problems[name] = problem_of(error)
             return ()
-
-
-def _signature(path: Path) -> tuple[int, int]:
-    """Changes with a file or the entries of a folder; (0, 0) if there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_size

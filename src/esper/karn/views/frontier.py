@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from esper.karn.views.audit_records import AuditRow, AuditSetup, read_audit_rows, read_audit_setup
+from esper.karn.views.contenders import UNKNOWN
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, objects, real, text, texts, whole
 from esper.karn.views.kinds import RunKind, kind_of
@@ -38,8 +38,6 @@ from esper.plotting.pareto import frontier
 from esper.storage import run_files as f
 from esper.storage.folder_lock import is_locked
 
-UNKNOWN: Final = Estimate(math.nan, math.nan, math.nan)
-
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
@@ -59,11 +57,11 @@ class FrontierPoint:
     """On test; the interval is one standard error (grow) or 95 % over contexts (audit)."""
     val_score: float
     """NaN: not known, or it diverged."""
-    on_frontier: bool
+    on_frontier: bool = False
     """No smaller one is better on validation (grow) or on test (audit)."""
-    is_host: bool
+    is_host: bool = False
     """The model as given (its best run), or the host without seeds."""
-    is_pick: bool
+    is_pick: bool = False
     under_way: bool = False
     """Still being trained: its validation score is one on the way (grow)."""
     recipe: str = ""
@@ -116,7 +114,8 @@ def _grown(run: Path) -> list[FrontierPoint]:
     """Every run with a validation score, from the first on; test scores once there is a result."""
     search = read_search(run)
     rows, judged = _rows_by_number(search), search.judged
-    pick, host = whole(search.result, "pick"), _host_of(search)
+    pick = whole(search.result, "pick")
+    host = whole(entries(search.result, "host") or given_run(search.rows), "number")
     if pick is not None and pick not in judged:
         raise EsperError(f"{run / f.RESULT} is damaged: its pick {pick} is no network")
     if judged:
@@ -153,10 +152,6 @@ def _as_row(record: Entries) -> Entries:
     return {**record, "score": record.get("val_score"), "status": "finished", "trained": None}
 
 
-def _host_of(search: SearchTable) -> int | None:
-    return whole(entries(search.result, "host") or given_run(search.rows), "number")
-
-
 def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> FrontierPoint:
     score, se, parent = real(judged, "test_score"), real(judged, "test_se"), whole(row, "parent")
     variant = row.get("variant")
@@ -169,9 +164,6 @@ def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> Fr
         macs=whole(row, "macs") or 0,
         score=Estimate(score, score - se, score + se),
         val_score=real(row, "score"),
-        on_frontier=False,
-        is_host=False,
-        is_pick=False,
         under_way=live and is_cut(row),
         recipe=recipe_text(row),
         parent="" if parent is None else str(parent),
@@ -248,9 +240,7 @@ def _topology(setup: AuditSetup, k: int, rows: Sequence[AuditRow]) -> FrontierPo
         macs=setup.macs[k],
         score=_over_contexts(rows, "test"),
         val_score=_over_contexts(rows, "accuracy").value,
-        on_frontier=False,
         is_host=not any(seeds),
-        is_pick=False,
     )
 
 

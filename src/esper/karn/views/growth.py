@@ -64,7 +64,6 @@ class MemberPoint:
     accuracy: float
     """Held out."""
     train_accuracy: float
-    score: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +128,12 @@ def read_growth(run: Path, at: int | None = None, member: int | None = None) -> 
     newest = newest_seed_round(tables)
     at = newest if at is None else min(at, newest)
     setup, only = setup_of(tables) or NO_SETUP, Rounds(at, at)
-    lives = read_seeds(run, at, at) if at >= 0 else ()
+    lives, measured = read_seeds(run, at, at), read_contributions(run, at, at)
     outcomes = {row["member_E"]: row for row in tables.rows(_Kind.EPISODE_OUTCOME, _OUTCOME, only)}
     members = _members(setup, lives, outcomes)
     chosen = _chosen(members, member)
     points = _points(tables, only, chosen)
-    seeds = seed_growth([one for one in lives if one.member == chosen], _measured(run, at))
+    seeds = seed_growth([one for one in lives if one.member == chosen], measured)
     seeds += _planted(seeds, outcomes.get(chosen), setup)
     now = max(_times(seeds) + [one.at for one in points], default=0)
     steps = setup.episode_length or now
@@ -197,10 +196,6 @@ def _by_steps_done(span: StageSpan) -> StageSpan:
 _OUTCOME: Final = ("member_E", "score_E", "blueprint_ES", "added_params_E")
 
 
-def _measured(run: Path, at: int) -> tuple[Contribution, ...]:
-    return read_contributions(run, at, at) if at >= 0 else ()
-
-
 def _members(
     setup: RunSetup, lives: Sequence[SeedLife], outcomes: Mapping[int, Row]
 ) -> tuple[MemberBrief, ...]:
@@ -227,7 +222,7 @@ def _chosen(members: Sequence[MemberBrief], member: int | None) -> int:
 
 
 def _points(tables: EventTables, only: Rounds, member: int) -> tuple[MemberPoint, ...]:
-    names = ("val_accuracy_E", "train_accuracy_E", "score_E")
+    names = ("val_accuracy_E", "train_accuracy_E")
     found = {
         row["step"]: MemberPoint(row["step"] + 1, *(row[name] for name in names))
         for row in tables.rows(_Kind.STEP_COMPLETED, names, only)

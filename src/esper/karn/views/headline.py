@@ -7,7 +7,6 @@ on the same hosts (compare, audit). Before that it is a validation or a training
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +16,15 @@ from typing import Final
 
 from esper.karn.views.contenders import Contender, judged_contenders, read_contenders
 from esper.karn.views.damage import UNREADABLE
-from esper.karn.views.documents import Entries, entries, listed, read_entries, real
+from esper.karn.views.documents import (
+    Entries,
+    FileState,
+    entries,
+    file_state,
+    listed,
+    read_entries,
+    real,
+)
 from esper.karn.views.documents import whole as integer
 from esper.karn.views.search_table import SearchTable, merit, pick_gain, settled, within
 from esper.leyline.statistics import Estimate
@@ -120,12 +127,8 @@ def training_headline(run: Path, score: float, rounds: int) -> Headline:
     """
     path = run / f.REPORT / f.LEARNING
     try:
-        at = os.stat(path)
-    except OSError:
-        return _of_training(score, rounds)
-    try:
-        judged = _judged(path, at.st_mtime_ns, at.st_size)
-    except UNREADABLE:  # the part that shows the judged policies names the damage
+        judged = _judged(path, file_state(path))
+    except UNREADABLE:  # not there yet, or damaged: what shows the judged policies says so
         return _of_training(score, rounds)
     found = {one.label: one for one in judged.contenders}
     if f.JUDGED_LEARNER not in found:
@@ -141,7 +144,7 @@ class _Judged:
 
 
 @lru_cache(maxsize=256)
-def _judged(path: Path, changed: int, size: int) -> _Judged:
+def _judged(path: Path, state: FileState) -> _Judged:
     """How a learner was judged; its file holds the whole history, too, and lists are read often."""
     document = read_entries(path)
     return _Judged(tuple(judged_contenders(document)), len(listed(document, "history")))

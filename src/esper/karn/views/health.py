@@ -2,68 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, entries, numbers, real
 from esper.karn.views.rounds import history_lines
 from esper.karn.views.tables import EventTables, Rounds
-from esper.leyline.actions import ActionHead
+from esper.leyline.payloads import PPOUpdateMetrics
 from esper.leyline.telemetry import TelemetryEventType
-
-_METRICS: Final = (
-    "policy_loss",
-    "value_loss",
-    "entropy",
-    "approx_kl",
-    "clip_fraction",
-    "ratio_mean",
-    "ratio_min",
-    "ratio_max",
-    "explained_variance",
-    "value_mean",
-    "value_std",
-    "return_mean",
-    "return_std",
-    "advantage_mean",
-    "advantage_std",
-    "grad_norm",
-    "learning_rate",
-    "entropy_coef",
-    "exploration",
-)
 
 
 @dataclass(frozen=True, slots=True)
-class PPOPoint:
-    """One update, as `PPOUpdateMetrics`; NaN: not measured."""
+class PPOPoint(PPOUpdateMetrics):
+    """One update; NaN: not measured."""
 
     round: int
-    policy_loss: float
-    value_loss: float
-    entropy: float
-    head_entropy: tuple[tuple[str, float], ...]
-    """(head, entropy over steps that use it)."""
-    approx_kl: float
-    clip_fraction: float
-    ratio_mean: float
-    ratio_min: float
-    ratio_max: float
-    explained_variance: float
-    value_mean: float
-    value_std: float
-    return_mean: float
-    return_std: float
-    advantage_mean: float
-    advantage_std: float
-    grad_norm: float
-    learning_rate: float
-    entropy_coef: float
-    exploration: float
-    epochs_run: int
-    early_stopped: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +48,11 @@ def read_ppo(run: Path, after: int = -1) -> tuple[PPOPoint, ...]:
 
 
 def _point(at: int, metrics: Entries) -> PPOPoint:
-    heads = zip((head.name for head in ActionHead), numbers(metrics, "head_entropy"), strict=False)
-    values: dict[str, Any] = {name: real(metrics, name) for name in _METRICS}
-    return PPOPoint(
-        round=at,
-        head_entropy=tuple(heads),
-        epochs_run=int(real(metrics, "epochs_run")),
-        early_stopped=metrics.get("early_stopped") is True,
-        **values,
-    )
+    values: dict[str, Any] = {f.name: real(metrics, f.name) for f in fields(PPOUpdateMetrics)}
+    values["head_entropy"] = tuple(numbers(metrics, "head_entropy"))
+    values["epochs_run"] = int(values["epochs_run"])
+    values["early_stopped"] = metrics.get("early_stopped") is True
+    return PPOPoint(**values, round=at)
 
 
 @reader

@@ -6,7 +6,6 @@ beside the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from esper.karn.views.run_story import (
 )
 from esper.karn.views.search_table import (
     SearchTable,
+    last_if_nan,
     merit,
     read_search,
     recipe_text,
@@ -186,12 +186,8 @@ def _network(row: Entries) -> tuple[int, tuple[str, ...]]:
 def _lanes(rows: Sequence[Entries]) -> dict[tuple[int, tuple[str, ...]], int]:
     """The lane of every network, by its size."""
     size = {_network(row): real(row, "params") for row in rows}
-    order = sorted(size, key=lambda one: (_last_if_nan(size[one]), one))
+    order = sorted(size, key=lambda one: (last_if_nan(size[one]), one))
     return {one: lane for lane, one in enumerate(order)}
-
-
-def _last_if_nan(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _shades(rows: Sequence[Entries]) -> Mapping[int | None, int]:

@@ -7,7 +7,6 @@ lines follow from the table of runs, the results and the sessions.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,14 @@ from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.lineage import LineageRun, read_lineage
 from esper.karn.views.run_story import end_text
 from esper.karn.views.search_table import SearchTable, judged_at, read_search
-from esper.karn.views.sentences import UNUSUAL, recent_sentences
+from esper.karn.views.sentences import UNUSUAL, sentences_of
 from esper.karn.views.sessions import RunSession, read_work_sessions
 from esper.karn.views.setup import RunSetup
 from esper.plotting.durations import duration
 from esper.plotting.numbers import interval, number
 from esper.storage import run_files as f
 from esper.storage.folder_lock import is_locked
-from esper.storage.sessions import TIME_FORMAT, SessionEnd
+from esper.storage.sessions import SessionEnd, utc_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,8 @@ def log_of_events(
     """Events of a training run as lines."""
     return tuple(
         LogLine(one.text, one.time, round=one.round, unusual=one.type in UNUSUAL)
-        for one in recent_sentences(events, setup)
+        for event in events
+        for one in sentences_of(event, setup)
     )
 
 
@@ -134,8 +134,8 @@ def _known(seconds: float, other: float) -> float:
 def _search_started(run: Path, search: SearchTable) -> LogLine:
     model, created = text(search.info, "model"), text(search.info, "created")
     size = f"{whole(search.info, 'host_params') or 0:,} parameters"
-    later = [one.started for one in read_work_sessions(run)[1:] if math.isfinite(one.started)]
-    stamps = [time.strftime(TIME_FORMAT, time.gmtime(at)) for at in later]
+    later = (one.started for one in read_work_sessions(run)[1:])
+    stamps = [utc_time(at) for at in later if math.isfinite(at)]
     again = f"; resumed {', '.join(stamps)} UTC" if stamps else ""
     return LogLine(f"search of {model} ({size}) started {created} UTC{again}", elapsed=0.0)
 

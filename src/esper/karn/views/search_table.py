@@ -166,11 +166,12 @@ def judged_at(row: Entries) -> float:
 def given_run(rows: Sequence[Entries]) -> Entries:
     """The best run of the model as given."""
     given = [row for row in scored(rows) if text(row, "origin") == "given"]
-    return max(given, key=lambda row: (merit(row), -_known(real(row, "loss"))), default={})
+    return max(given, key=lambda row: (merit(row), -last_if_nan(real(row, "loss"))), default={})
 
 
-def _known(loss: float) -> float:
-    return math.inf if math.isnan(loss) else loss
+def last_if_nan(value: float) -> float:
+    """The value to sort by, smallest first; an unknown one comes last."""
+    return math.inf if math.isnan(value) else value
 
 
 # ---- recipes -----------------------------------------------------------------------------------

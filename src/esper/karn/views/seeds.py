@@ -61,8 +61,6 @@ def read_seeds(
     tables = EventTables.of(run)
     if first_round is None and last_round is None:
         first_round = last_round = newest_seed_round(tables)
-        if last_round < 0:
-            return ()
     return _seeds_of(tables, Rounds(first_round, last_round))
 
 

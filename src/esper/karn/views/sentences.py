@@ -8,7 +8,6 @@ because its file is damaged or of another release, is left out of its sentence.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -16,19 +15,18 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.karn.stages import stage_name
-from esper.karn.views.documents import Entries, listed, number, numbers, real, text, texts, whole
+from esper.karn.views.documents import Entries, entries, number, real, text, whole
 from esper.karn.views.events import EventLine
 from esper.karn.views.setup import NO_SETUP, RunSetup
-from esper.leyline.actions import ActionHead, LifecycleOp, VetoReason
 from esper.leyline.codec import Json
 from esper.leyline.errors import shorten
 from esper.leyline.payloads import PruneCause
-from esper.leyline.signals import CounterfactualGap, PanicKind
-from esper.leyline.stages import BLENDED_STAGES, Gate, SeedStage
+from esper.leyline.signals import PanicKind
+from esper.leyline.stages import BLENDED_STAGES, SeedStage
 
 MAX_CHARS: Final = 240
 UNUSUAL: Final = frozenset({"ANOMALY_DETECTED", "GOVERNOR_PANIC", "GOVERNOR_ROLLBACK"})
-IN_FIGURES: Final = frozenset(
+_IN_FIGURES: Final = frozenset(
     {
         "ACTION_DISTRIBUTION",
         "COUNTERFACTUALS_MEASURED",
@@ -46,7 +44,7 @@ IN_FIGURES: Final = frozenset(
         "THROUGHPUT",
     }
 )
-"""Types that lists of events leave out: figures of every step or round, which plots show."""
+"""Types without a sentence: figures of every step or round, which plots show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +75,19 @@ class Sentence:
 def sentences_of(event: EventLine, setup: RunSetup | None = None) -> tuple[Sentence, ...]:
     """An event in words: one sentence for each seed or member it is about.
 
-    None of a change of stage that another event says better. `setup` has the names of slots and
-    seeds; without it they are numbers.
+    None of figures, which plots show, nor of a change of stage that another event says better.
+    `setup` has the names of slots and seeds; without it they are numbers.
     """
     names = setup or NO_SETUP
     found: Iterable[tuple[int | None, str]]
+    if event.type in _IN_FIGURES:
+        return ()
     if event.type in _OF_MEMBERS:
         say = _OF_MEMBERS[event.type]
         found = ((whole(row, "member_N"), say(row, names)) for row in _occurrences(event.payload))
     else:
         whole_event = _OF_ALL.get(event.type)
-        said = whole_event(event.payload, names) if whole_event else ""
+        said = whole_event(event.payload) if whole_event else ""
         found = ((None, said or _generic(event)),)
     return tuple(
         Sentence(event.type, event.round, event.step, member, shorten(what, MAX_CHARS), event.time)
@@ -116,14 +116,6 @@ def member_sentences(
     )
 
 
-def recent_sentences(
-    events: Iterable[EventLine], setup: RunSetup | None = None
-) -> tuple[Sentence, ...]:
-    """What a list of events shows, oldest first."""
-    shown = (event for event in events if event.type not in IN_FIGURES)
-    return tuple(one for event in shown for one in sentences_of(event, setup))
-
-
 def _occurrences(payload: Entries) -> list[Entries]:
     """The rows of an event with columns over occurrences."""
     columns = {name: value for name, value in payload.items() if isinstance(value, list)}
@@ -145,9 +137,9 @@ def _slot(row: Entries, names: RunSetup) -> str:
     return "a slot" if found is None else names.slot(found)
 
 
-def _points(row: Entries, value: str = "contribution_N", se: str = "contribution_se_N") -> str:
+def _points(row: Entries) -> str:
     """`+8.0 ± 1.1 points` of accuracy; empty if it was not measured."""
-    found, error = real(row, value), real(row, se)
+    found, error = real(row, "contribution_N"), real(row, "contribution_se_N")
     if not math.isfinite(found):
         return ""
     return f"{100 * found:+.1f}{f' ± {100 * error:.1f}' if math.isfinite(error) else ''} points"
@@ -180,24 +172,6 @@ def _code(kind: type[IntEnum], value: Json) -> str:
     return str(value).lower().replace("_", " ") if isinstance(value, str | int) else "unknown"
 
 
-def _counted(kind: type[IntEnum], codes: Iterable[Json], counts: Iterable[float] | None) -> str:
-    """`9 wait, 5 germinate`, the most frequent first."""
-    found: Counter[str] = Counter()
-    for code, count in zip(codes, counts, strict=False) if counts else ((c, 1.0) for c in codes):
-        found[_code(kind, code)] += int(count) if math.isfinite(count) else 0
-    return _joined(*(f"{count} {word}" for word, count in found.most_common() if count))
-
-
-def _mean(payload: Entries, name: str, form: str) -> str:
-    known = [one for one in numbers(payload, name) if math.isfinite(one)]
-    return format(math.fsum(known) / len(known), form) if known else ""
-
-
-def _members(payload: Entries, name: str) -> str:
-    count = len(listed(payload, name))
-    return f"{count:,} member{'' if count == 1 else 's'}"
-
-
 # ---- of single members -------------------------------------------------------------------------
 
 
@@ -228,12 +202,6 @@ def _stage_changed(row: Entries, names: RunSetup) -> str:
     turned = f"{stage_name(SeedStage(before))} to {stage_name(stage)}"
     alpha = _figure(row, "alpha_N", ".2f") if stage in BLENDED_STAGES else ""
     return _joined(f"{_seed(row, names)} from {turned}", _after("alpha", alpha))
-
-
-def _gate(row: Entries, names: RunSetup) -> str:
-    verb = "passed" if row.get("passed_N") is True else "did not pass"
-    gate = _code(Gate, row.get("gate_N")).upper()
-    return _joined(f"{_slot(row, names)} {verb} gate {gate}", _points(row))
 
 
 def _fossilized(row: Entries, names: RunSetup) -> str:
@@ -279,7 +247,7 @@ def _rollback(row: Entries, names: RunSetup) -> str:
 # ---- of all members, rounds and the run --------------------------------------------------------
 
 
-def _run_started(row: Entries, names: RunSetup) -> str:
+def _run_started(row: Entries) -> str:
     plan = f"{_many(row, 'rounds', 'round')} of {_many(row, 'episode_length', 'step')}"
     return _joined(
         f"{text(row, 'policy') or 'a policy'} started on {text(row, 'task') or 'its task'}",
@@ -289,7 +257,7 @@ def _run_started(row: Entries, names: RunSetup) -> str:
     )
 
 
-def _run_finished(row: Entries, names: RunSetup) -> str:
+def _run_finished(row: Entries) -> str:
     dropped = whole(row, "events_dropped")
     return _joined(
         f"the run ended: {text(row, 'status').lower()} after {_many(row, 'rounds_done', 'round')}",
@@ -298,7 +266,7 @@ def _run_finished(row: Entries, names: RunSetup) -> str:
     )
 
 
-def _round_completed(row: Entries, names: RunSetup) -> str:
+def _round_completed(row: Entries) -> str:
     return _joined(
         _after("round completed: training score", _figure(row, "mean_score", ".3f")),
         _after("best member", _figure(row, "max_score", ".3f")),
@@ -307,66 +275,8 @@ def _round_completed(row: Entries, names: RunSetup) -> str:
     )
 
 
-def _outcomes(row: Entries, names: RunSetup) -> str:
-    best = max((one for one in numbers(row, "score_E") if math.isfinite(one)), default=math.nan)
-    return _joined(
-        f"the episodes of {_members(row, 'member_E')} ended",
-        _after("mean score", _mean(row, "score_E", ".3f")),
-        f"best {best:.3f}" if math.isfinite(best) else "",
-    )
-
-
-def _contexts(row: Entries, names: RunSetup) -> str:
-    budget = _figure(row, "budget", ".3g", " x the training of the host")
-    return _joined(
-        f"{_members(row, 'price_E')} {_after('with a budget of', budget)}".rstrip(),
-        _many(row, "train_samples", "training sample"),
-    )
-
-
-def _rates(row: Entries, names: RunSetup) -> str:
-    rate = _mean(row, "host_rate_E", ".3g")
-    return rate and f"{_members(row, 'host_rate_E')} began at a learning rate of {rate} on average"
-
-
-def _curve(row: Entries, names: RunSetup) -> str:
-    known = [one for one in numbers(row, "accuracy_T") if math.isfinite(one)]
-    return f"accuracy went from {known[0]:.1%} to {known[-1]:.1%}" if known else ""
-
-
-def _step_completed(row: Entries, names: RunSetup) -> str:
-    return _joined(
-        f"{_members(row, 'score_E')} on average: score {_mean(row, 'score_E', '.3f') or 'unknown'}",
-        _after("accuracy", _mean(row, "val_accuracy_E", ".1%")),
-    )
-
-
-def _last_action(row: Entries, names: RunSetup) -> str:
-    vetoed = [one for one in listed(row, "veto_E") if one != VetoReason.NONE]
-    kept = f"{len(vetoed)} not executed ({_counted(VetoReason, vetoed, None)})" if vetoed else ""
-    said = _joined(_counted(LifecycleOp, listed(row, "op_E"), None), kept)
-    return f"{_members(row, 'op_E')} chose: {said}" if said else ""
-
-
-def _measured(row: Entries, names: RunSetup) -> str:
-    rows = _occurrences(row)
-    known = [one for one in rows if math.isfinite(real(one, "contribution_N"))]
-    if not known:
-        return f"contributions of {len(rows)} seeds measured"
-    best = max(known, key=lambda one: real(one, "contribution_N"))
-    count = f"{len(known)} seed{'' if len(known) == 1 else 's'}"
-    most = f"{_seed(best, names)} of member {whole(best, 'member_N')}: {_points(best)}"
-    return f"contribution of {count} measured, most of {most}"
-
-
-def _unavailable(row: Entries, names: RunSetup) -> str:
-    why = _counted(CounterfactualGap, listed(row, "reason_N"), None)
-    return f"contributions of {_members(row, 'member_N')} were not measured ({why})"
-
-
-def _updated(row: Entries, names: RunSetup) -> str:
-    metrics = row.get("metrics")
-    found = metrics if isinstance(metrics, dict) else {}
+def _updated(row: Entries) -> str:
+    found = entries(row, "metrics")
     figures = (
         _after("KL", _figure(found, "approx_kl", ".3g")),
         _after("entropy", _figure(found, "entropy", ".3g")),
@@ -376,42 +286,18 @@ def _updated(row: Entries, names: RunSetup) -> str:
     return _after("controller updated:", _joined(*figures))
 
 
-def _actions(row: Entries, names: RunSetup) -> str:
-    counts = numbers(row, "chosen_O")
-    return _after("operations of the round:", _counted(LifecycleOp, range(len(counts)), counts))
-
-
-def _masks(row: Entries, names: RunSetup) -> str:
-    shares = zip(ActionHead, numbers(row, "masked_fraction_A"), strict=False)
-    known = (f"{_code(ActionHead, head)} {share:.0%}" for head, share in shares if share > 0)
-    return _after("choices that were masked:", _joined(*known))
-
-
-def _rewards(row: Entries, names: RunSetup) -> str:
-    mean = _mean(row, "total_E", ".3f")
-    parts = ", ".join(texts(row, "parts"))
-    return f"mean reward of an episode {mean}" + (f" (of {parts})" if parts else "") if mean else ""
-
-
-def _throughput(row: Entries, names: RunSetup) -> str:
-    return _joined(
-        _figure(row, "member_steps_per_second", ".1f", " member-steps/s"),
-        _after("the device trained", _figure(row, "device_share", ".0%", " of the time")),
-    )
-
-
-def _anomaly(row: Entries, names: RunSetup) -> str:
+def _anomaly(row: Entries) -> str:
     detail = " ".join(text(row, "detail").split())
     kind = text(row, "kind").lower().replace("_", " ")
     return f"unusual: {detail or kind}" if detail or kind else ""
 
 
-def _saved(row: Entries, names: RunSetup) -> str:
+def _saved(row: Entries) -> str:
     reason = text(row, "reason").lower()
     return f"checkpoint saved{f' ({reason})' if reason else ''}"
 
 
-def _loaded(row: Entries, names: RunSetup) -> str:
+def _loaded(row: Entries) -> str:
     return _after("resumed after", _many(row, "rounds_done", "round"))
 
 
@@ -420,7 +306,6 @@ _OF_MEMBERS: Final[Mapping[str, _Say]] = MappingProxyType(
     {
         "SEED_GERMINATED": _germinated,
         "SEED_STAGE_CHANGED": _stage_changed,
-        "SEED_GATE_EVALUATED": _gate,
         "SEED_FOSSILIZED": _fossilized,
         "SEED_PRUNED": _pruned,
         "MEMBER_RESTARTED": _restarted,
@@ -429,26 +314,14 @@ _OF_MEMBERS: Final[Mapping[str, _Say]] = MappingProxyType(
     }
 )
 """Says one occurrence of an event with columns `[N]`."""
-TOLD_OF_MEMBERS: Final = tuple(name for name in _OF_MEMBERS if name not in IN_FIGURES)
+TOLD_OF_MEMBERS: Final = tuple(_OF_MEMBERS)
 """Types of events of how a member grew."""
-_OF_ALL: Final[Mapping[str, _Say]] = MappingProxyType(
+_OF_ALL: Final[Mapping[str, Callable[[Entries], str]]] = MappingProxyType(
     {
         "RUN_STARTED": _run_started,
         "RUN_FINISHED": _run_finished,
         "ROUND_COMPLETED": _round_completed,
-        "EPISODE_OUTCOME": _outcomes,
-        "ROUND_CONTEXTS": _contexts,
-        "LEARNING_RATES": _rates,
-        "EPISODE_CURVE": _curve,
-        "STEP_COMPLETED": _step_completed,
-        "LAST_ACTION": _last_action,
-        "COUNTERFACTUALS_MEASURED": _measured,
-        "COUNTERFACTUAL_UNAVAILABLE": _unavailable,
         "PPO_UPDATED": _updated,
-        "ACTION_DISTRIBUTION": _actions,
-        "MASK_HIT_RATES": _masks,
-        "REWARD_SUMMARY": _rewards,
-        "THROUGHPUT": _throughput,
         "ANOMALY_DETECTED": _anomaly,
         "CHECKPOINT_SAVED": _saved,
         "CHECKPOINT_LOADED": _loaded,

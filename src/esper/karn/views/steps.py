@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from esper.karn.views.damage import reader
-from esper.karn.views.documents import Entries, entries, listed, read_entries
+from esper.karn.views.documents import entries, listed, read_entries
 from esper.karn.views.rounds import numbered
 from esper.karn.views.seeds import newest_seed_round
 from esper.karn.views.tables import EventTables, Rounds
@@ -29,10 +29,7 @@ class StepPoint:
     """From 0."""
     accuracy: Estimate
     """Held out; mean over members with its 95 % interval."""
-    score: Estimate
     train_accuracy: float
-    spent: float
-    """Mean share of the budget spent, 0..1."""
 
 
 @reader
@@ -44,7 +41,7 @@ def read_steps(run: Path, round_index: int | None = None) -> tuple[StepPoint, ..
 
 
 def _from_events(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
-    names = ("val_accuracy_E", "score_E", "train_accuracy_E", "spent_E")
+    names = ("val_accuracy_E", "train_accuracy_E")
     steps: dict[int, dict[int, Any]] = {}
     for row in tables.rows(TelemetryEventType.STEP_COMPLETED, names, Rounds(at, at)):
         steps.setdefault(row["step"], {})[row["row"]] = [row[name] for name in names]
@@ -52,9 +49,8 @@ def _from_events(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
     for step, members in sorted(steps.items()):
         values_EX = np.array(list(members.values()), dtype=np.float64)
         mean, low, high = t_interval(values_EX)
-        estimates = [Estimate(*map(float, ends)) for ends in zip(mean, low, high, strict=True)]
-        accuracy, score, train, spent = estimates
-        points.append(StepPoint(at, step, accuracy, score, train.value, spent.value))
+        accuracy = Estimate(float(mean[0]), float(low[0]), float(high[0]))
+        points.append(StepPoint(at, step, accuracy, float(mean[1])))
     return tuple(points)
 
 
@@ -69,9 +65,7 @@ def _from_curve(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
             at,
             step,
             Estimate(row["accuracy_T"], row["accuracy_low_T"], row["accuracy_high_T"]),
-            Estimate(row["score_T"], math.nan, math.nan),
             row["train_accuracy_T"],
-            row["spent_T"],
         )
         for step, row in sorted(rows.items())
     )
@@ -86,16 +80,11 @@ def _from_store(run: Path, at: int) -> tuple[StepPoint, ...]:
         result = entries(read_entries(path), "result")
     except EsperError:  # damaged: the resumed run computes it again
         return ()
-    accuracy, score = _intervals(result, "accuracy_TE"), _intervals(result, "score_TE")
+    values = listed(result, "accuracy_TE")[1:]  # the first: a fresh host
+    accuracy_TE = np.array(values, dtype=np.float64)
+    if accuracy_TE.ndim != 2:
+        return ()
+    ends = zip(*t_interval(accuracy_TE.T), strict=True)
     return tuple(
-        StepPoint(at, step, one, other, math.nan, math.nan)
-        for step, (one, other) in enumerate(zip(accuracy, score, strict=False))
+        StepPoint(at, step, Estimate(*map(float, one)), math.nan) for step, one in enumerate(ends)
     )
-
-
-def _intervals(result: Entries, name: str) -> list[Estimate]:
-    values_TE = np.array(listed(result, name)[1:], dtype=np.float64)  # the first: a fresh host
-    if values_TE.ndim != 2:
-        return []
-    ends = zip(*t_interval(values_TE.T), strict=True)
-    return [Estimate(*map(float, one)) for one in ends]

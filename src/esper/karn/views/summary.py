@@ -35,7 +35,7 @@ from esper.storage import run_files as f
 from esper.storage.atomic import require_folder
 from esper.storage.folder_lock import is_locked
 from esper.storage.live import LiveRecord
-from esper.storage.sessions import TIME_FORMAT, SessionEnd, resume_training
+from esper.storage.sessions import SessionEnd, resume_training, utc_time
 from esper.storage.tags import read_tags
 
 _RECENT = 40
@@ -208,10 +208,6 @@ def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _stamp(seconds: float) -> str:
-    return time.strftime(TIME_FORMAT, time.gmtime(seconds))
-
-
 # ---- train -------------------------------------------------------------------------------------
 
 
@@ -329,7 +325,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
         task=text(info, "model"),
         seed=whole(info, "seed"),
         created=text(info, "created"),
-        updated=_updated(sessions),
+        updated=last.ended if last else None,
         pace=60.0 if running and run.unit == "minutes" else None,
         score=_known(real(pick, "test_score")),
         params=whole(pick, "params"),
@@ -405,7 +401,7 @@ def _with_sessions(
     """State and times from sessions; without any, whether it is `complete`, and a file's time."""
     if not sessions:
         state = RunState.FINISHED if complete else RunState.INTERRUPTED
-        created = _stamp(first_file.stat().st_mtime)
+        created = utc_time(first_file.stat().st_mtime)
         return replace(run, state=RunState.RUNNING if running else state, created=created)
     last, state = sessions[-1], _state(running, sessions[-1])
     spent = sum(one.ended - one.started for one in sessions[:-1])
@@ -415,7 +411,7 @@ def _with_sessions(
         run,
         state=state,
         problem=last.failure,
-        created=_stamp(sessions[0].started),
+        created=utc_time(sessions[0].started),
         updated=latest,
         seconds=spent + latest - last.started,
         pace=(latest - last.started) / done if running and done > 0 else None,
@@ -425,10 +421,6 @@ def _with_sessions(
 
 def _resume_of(last: RunSession, state: RunState) -> str:
     return last.command if state not in (RunState.RUNNING, RunState.FINISHED) else ""
-
-
-def _updated(sessions: tuple[RunSession, ...]) -> float | None:
-    return sessions[-1].ended if sessions else None
 
 
 _READERS: Mapping[RunKind, Callable[[RunSummary, bool], RunSummary]] = {

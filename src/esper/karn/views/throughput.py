@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from esper.karn.views.damage import reader
 from esper.karn.views.tables import EventTables, Rounds, Row
+from esper.leyline.payloads import Throughput
 from esper.leyline.telemetry import TelemetryEventType
 
 
-@dataclass(frozen=True, slots=True)
-class SpeedPoint:
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeedPoint(Throughput):
     """Speed of a round. NaN: not measured."""
 
     round: int
-    member_steps_per_second: float
-    episodes_per_second: float
-    batches_per_second: float
-    samples_per_second: float
-    gpu_utilization: float
-    """0..1, as the driver reports it."""
-    device_share: float
-    """Share of the round that the device trained and validated, 0..1."""
-    gpu_memory: float
-    """Most bytes that tensors took on the GPU so far."""
-    rows_per_member: float
-    """Rows computed per member and step: main, shadow, counterfactual."""
-    step_seconds_p50: float
-    step_seconds_p95: float
     phases: tuple[tuple[str, float], ...]
     """(phase, seconds) of the round, the update included."""
 
@@ -48,9 +35,5 @@ def read_throughput(run: Path, after: int = -1) -> tuple[SpeedPoint, ...]:
 
 
 def _point(row: Row, phases: dict[str, float]) -> SpeedPoint:
-    names = (name for name in SpeedPoint.__dataclass_fields__ if name not in ("round", "phases"))
-    return SpeedPoint(
-        round=row["round"],
-        phases=tuple(phases.items()),
-        **{name: math.nan if row[name] is None else row[name] for name in names},
-    )
+    values = {f.name: math.nan if row[f.name] is None else row[f.name] for f in fields(Throughput)}
+    return SpeedPoint(**values, round=row["round"], phases=tuple(phases.items()))

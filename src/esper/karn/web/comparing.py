@@ -6,7 +6,6 @@ A run that cannot be read is named in `problems`, and the others are there all t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from esper.karn import views
@@ -34,7 +33,8 @@ def compare_runs(folder: RunsFolder, ids: Sequence[str], baseline: str) -> dict[
             settings[run] = to_plain(found.values)
             said += found.problems
             if run != reference:
-                differences[run] = _differences(path, folder.path_of(reference))
+                apart = views.compare_with_baseline(path, folder.path_of(reference))
+                differences[run] = to_plain(apart)
         except UNREADABLE as error:
             said.append(problem_of(error))
         if said:
@@ -45,7 +45,3 @@ def compare_runs(folder: RunsFolder, ids: Sequence[str], baseline: str) -> dict[
         "differences": differences,
         "problems": to_plain(problems),
     }
-
-
-def _differences(run: Path, baseline: Path) -> Json:
-    return to_plain(views.compare_with_baseline(run, baseline))

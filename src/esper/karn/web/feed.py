@@ -9,17 +9,16 @@ there; `events`, lines of the log of training, are added. A part that cannot be 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from esper.karn import views
 from esper.karn.views.damage import UNREADABLE, naming_damage, problem_of
+from esper.karn.views.documents import NO_FILE, file_state
 from esper.karn.views.follow import RunCursor, RunUpdate
 from esper.karn.views.kinds import RunKind
 from esper.karn.views.plain import to_plain
-from esper.karn.views.rounds import RoundPoint
 from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
 from esper.storage import run_files as f
@@ -57,7 +56,7 @@ class RunFeed:
         self._cursor = RunCursor(run, from_end=True)
         self._newest = dict.fromkeys(_SERIES, -1)
         self._problems: dict[str, Json] = {}
-        self._judged_at = 0
+        self._judged_at = NO_FILE
         self._sent: dict[str, Json] = {}
         self._setup: views.RunSetup | None = None
 
@@ -88,7 +87,8 @@ class RunFeed:
         return message | {"problems": self._problems}
 
     def _training(self, update: RunUpdate) -> dict[str, Json]:
-        if _repeats(update.rounds, self._newest["rounds"]):
+        if update.rounds and update.rounds[0].round <= self._newest["rounds"]:
+            # A resumed run has recorded rounds anew.
             self._newest = dict.fromkeys(self._newest, update.rounds[0].round - 1)
         setup = self._read("setup", lambda: [views.read_setup(self._run)])
         self._setup = next(iter(setup), None)
@@ -97,7 +97,7 @@ class RunFeed:
             "events": self._sentences(update.events),
         }
         for name, reader in _SERIES.items():
-            found[name] = self._points(name, self._read_after(name, reader))
+            found[name] = self._points(name, reader)
         return found | self._judged()
 
     def _sentences(self, events: Sequence[views.EventLine]) -> Json:
@@ -106,21 +106,16 @@ class RunFeed:
 
     def _judged(self) -> dict[str, Json]:
         """How the learner was judged, if that is new: its file holds the whole history, too."""
-        try:
-            at = os.stat(self._run / f.REPORT / f.LEARNING).st_mtime_ns
-        except OSError:
+        state = file_state(self._run / f.REPORT / f.LEARNING)
+        if state == self._judged_at:
             return {}
-        if at == self._judged_at:
-            return {}
-        self._judged_at = at
+        self._judged_at = state
         found = self._read("contenders", lambda: views.read_contenders(self._run))
         return {"contenders": to_plain(found)}
 
-    def _read_after(self, name: str, reader: Series) -> Sequence[Any]:
+    def _points(self, name: str, reader: Series) -> Json:
         after = max(-1, self._newest[name] - OVERLAP)
-        return self._read(name, lambda: reader(self._run, after))
-
-    def _points(self, name: str, points: Sequence[Any]) -> Json:
+        points = self._read(name, lambda: reader(self._run, after))
         if points:
             self._newest[name] = points[-1].round
         return to_plain(thinned(points))
@@ -169,8 +164,3 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
         return list(points)
     last = len(points) - 1
     return [points[round(i * last / (most - 1))] for i in range(most)]
-
-
-def _repeats(rounds: Sequence[RoundPoint], newest: int) -> bool:
-    """Whether a resumed run has recorded rounds anew."""
-    return bool(rounds) and rounds[0].round <= newest

@@ -26,14 +26,13 @@ def read_life_lines(run: Path, at: int | None, first_member: int) -> dict[str, J
     tables = EventTables.of(run)
     newest = newest_seed_round(tables)
     at = newest if at is None else min(at, newest)
-    lives = views.read_seeds(run, at, at) if at >= 0 else ()
+    lives = views.read_seeds(run, at, at)
     setup = views.read_setup(run)
     members = setup.members if setup else max((one.member + 1 for one in lives), default=0)
     first = max(0, min(first_member, members - 1)) // MEMBERS * MEMBERS
     window = range(first, min(members, first + MEMBERS))
     shown = [one for one in lives if one.member in window]
-    steps = views.read_steps(run, at) if at >= 0 else ()
-    measured = views.read_contributions(run, at, at) if at >= 0 else ()
+    steps, measured = views.read_steps(run, at), views.read_contributions(run, at, at)
     seeds = views.seed_growth(shown, measured)
     return {
         "round": at,

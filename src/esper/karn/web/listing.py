@@ -11,10 +11,10 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.karn.views.documents import FileState, file_state
 from esper.karn.views.kinds import find_kind
 from esper.karn.views.live import where
 from esper.karn.views.plain import to_plain
@@ -27,22 +27,7 @@ from esper.storage.run_files import REPORT_PAGE
 
 _FRESH_SECONDS: Final = 1.0
 Signature = tuple[tuple[str, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """An ended run, as it was read."""
-
-    signature: Signature
-    summary: RunSummary
-
-
-@dataclass(frozen=True, slots=True)
-class _Set:
-    """Settings of a run, as they were read."""
-
-    signature: Signature
-    values: Mapping[str, Setting]
+_Settings = Mapping[str, Setting]
 
 
 class RunList:
@@ -50,13 +35,14 @@ class RunList:
 
     def __init__(self, folder: RunsFolder) -> None:
         self._folder = folder
-        self._known: dict[str, _Known] = {}
-        self._settings: dict[str, _Set] = {}
+        self._known: dict[str, tuple[Signature, RunSummary]] = {}
+        """Ended runs, as they were read, by the name of their folder."""
+        self._settings: dict[str, tuple[tuple[FileState, ...], _Settings]] = {}
         self._lock = threading.Lock()
-        self._listed: list[Json] = []
+        self._listed: list[dict[str, Json]] = []
         self._read_at = -_FRESH_SECONDS
 
-    def read(self) -> list[Json]:
+    def read(self) -> list[dict[str, Json]]:
         """All runs as JSON."""
         with self._lock:  # those who wait get the list that the first one reads
             if time.monotonic() - self._read_at >= _FRESH_SECONDS:
@@ -64,13 +50,13 @@ class RunList:
                 self._read_at = time.monotonic()
             return self._listed
 
-    def read_with(self, settings: Collection[str]) -> list[Json]:
+    def read_with(self, settings: Collection[str]) -> list[dict[str, Json]]:
         """All runs as JSON, each with those of these settings that it has."""
         runs = self.read()
         if not settings:
             return runs
         found = self._all_settings()
-        return [run | {"settings": _chosen(found, run, settings)} for run in map(_object, runs)]
+        return [run | {"settings": _chosen(found, run, settings)} for run in runs]
 
     def setting_names(self) -> list[Json]:
         """Every setting of any run: its name, how many runs have it, how many values they have."""
@@ -83,21 +69,21 @@ class RunList:
             for name, some in sorted(values.items())
         ]
 
-    def _all_settings(self) -> dict[str, Mapping[str, Setting]]:
+    def _all_settings(self) -> dict[str, _Settings]:
         """Settings of every run, by the name of its folder."""
         with self._lock:
             names = self._folder.names()
             self._settings = {name: self._settings_of(name) for name in names}
-            return {name: one.values for name, one in self._settings.items()}
+            return {name: values for name, (_, values) in self._settings.items()}
 
-    def _settings_of(self, name: str) -> _Set:
+    def _settings_of(self, name: str) -> tuple[tuple[FileState, ...], _Settings]:
         path, known = self._folder.root / name, self._settings.get(name)
         if find_kind(path) is None:
-            return _Set((), {})
-        signature = tuple(_file_signature(one) for one in settings_files(path))
-        if known is not None and known.signature == signature:
+            return (), {}
+        states = tuple(map(file_state, settings_files(path)))
+        if known is not None and known[0] == states:
             return known
-        return _Set(signature, read_settings(path).values)
+        return states, read_settings(path).values
 
     def _summaries(self) -> list[RunSummary]:
         names = self._folder.names()
@@ -109,19 +95,19 @@ class RunList:
         path = self._folder.root / name
         signature = _signature(path)
         known = self._known.get(name)
-        if known is not None and known.signature == signature and not is_locked(path):
-            return known.summary
+        if known is not None and known[0] == signature and not is_locked(path):
+            return known[1]
         if find_kind(path) is None:
             return None
         summary = run_summary(path)
         if summary.state is RunState.RUNNING:
             self._known.pop(name, None)
         else:
-            self._known[name] = _Known(signature, summary)
+            self._known[name] = signature, summary
         return summary
 
 
-def run_entry(run: RunSummary) -> Json:
+def run_entry(run: RunSummary) -> dict[str, Json]:
     """A run as JSON: its summary, id, progress, and whether it has a report page."""
     plain = to_plain(run)
     assert isinstance(plain, dict)
@@ -140,24 +126,11 @@ def run_entry(run: RunSummary) -> Json:
     }
 
 
-def _object(run: Json) -> dict[str, Json]:
-    assert isinstance(run, dict)
-    return run
-
-
 def _chosen(
-    found: Mapping[str, Mapping[str, Setting]], run: dict[str, Json], settings: Collection[str]
+    found: Mapping[str, _Settings], run: dict[str, Json], settings: Collection[str]
 ) -> dict[str, Json]:
     values = found.get(name_of(str(run["id"])), {})
     return {name: values[name] for name in settings if name in values}
-
-
-def _file_signature(path: Path) -> tuple[str, int, int]:
-    try:
-        at = path.stat()
-    except OSError:
-        return path.name, 0, 0
-    return path.name, at.st_mtime_ns, at.st_size
 
 
 def _signature(path: Path) -> Signature:

@@ -1,4 +1,4 @@
-"""Final report of a run, for `train` and `eval`: table and numbers.
+"""Final report of a run, for `train` and `eval`: table, numbers, how a controller was judged.
 
 Shape letters: N members of all rounds, E members, S slots.
 """
@@ -6,22 +6,27 @@ Shape letters: N members of all rounds, E members, S slots.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from esper.karn.console import console_for_report
 from esper.karn.display import say
+from esper.karn.terminal import console_for_report
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.signals import NO_BLUEPRINT
-from esper.scripts.cli.report_files import ReportFile, json_file
+from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing
 from esper.tolaria.round_results import RunResult
+
+if TYPE_CHECKING:
+    from esper.compare.judging import Judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,26 @@ def print_report(report: RunReport, result: RunResult) -> None:
     for line in _lines(report, result):
         say(console, line)
     say(console, f"numbers: {report.numbers}")
+
+
+def report_judged(
+    judged: Judged,
+    numbers: Path,
+    settings: Json,
+    judgement: ReportFile,
+    lines: Sequence[tuple[str, object]],
+) -> None:
+    """Write the files of a judged controller, then print its tables; `lines`: (label, what)."""
+    from esper.compare.judging import LEARNED, judgement_table
+
+    report = RunReport(LEARNED, judged.members, numbers, settings)
+    with write_before_printing(judgement, report_file(report, judged.result)):
+        print_report(report, judged.result)
+        console = console_for_report()
+        console.print(judgement_table(judged))
+        say(console, judged.verdict_line())
+        for label, what in lines:
+            say(console, f"{label}: {what}")
 
 
 def _outcome_table(report: RunReport, result: RunResult) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,9 +10,13 @@ from pathlib import Path
 from esper.compare.baseline_process import BaselineProcess
 from esper.compare.judging import Judged, judge
 from esper.karn.heartbeat import current_phase
-from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
-from esper.scripts.train.recording import event_files, show_progress
+from esper.scripts.train.recording import (
+    event_files,
+    note_start,
+    open_run_folder,
+    show_progress,
+)
 from esper.simic.distributed.ranks import SINGLE_PROCESS
 from esper.simic.distributed.world import World
 from esper.simic.training.config import TrainingConfig
@@ -60,7 +63,7 @@ def learn(
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
     with (
-        _open_folder(config, spec) as folder,
+        open_run_folder(config, config.run_name, spec) as folder,
         BaselineProcess(training, config.judged_members, config.data_dir) as process,
     ):
         if on_folder is not None:
@@ -76,7 +79,7 @@ def learn(
                 checkpoint_every=config.checkpoint_every,
                 keep=config.keep,
                 keep_members=config.keep_members,
-                on_begin=lambda resumed: _note_start(config, folder, resumed),
+                on_begin=lambda resumed: note_start(config, folder, _notes(resumed)),
                 track=recording.track,
                 spec=spec,
                 data=data,
@@ -91,26 +94,5 @@ def learn(
         yield Learnt(folder, training, history, replace(judged, result=result))
 
 
-@contextmanager
-def _open_folder(config: TrainPPO, spec: TaskSpec) -> Iterator[RunFolder]:
-    """Create the run folder, or open the one to resume."""
-    if config.resume is not None:
-        with RunFolder.open(config.resume) as folder:
-            yield folder
-        return
-    training = config.training
-    with RunFolder.create(
-        config.runs, config.run_name, training, config.session, task_label(training.task, spec)
-    ) as folder:
-        yield folder
-
-
-def _note_start(config: TrainPPO, folder: RunFolder, resumed: Resumed | None) -> None:
-    """Print where the run starts; a resumed run remembers the settings of this session."""
-    if resumed is None:
-        if not config.recording.quiet:
-            print(f"run folder: {folder.path}", flush=True)
-        return
-    folder.save_session_settings(config.session)
-    for line in (*resumed.notes, *resumed.changed, resumed.line):
-        print(line, file=sys.stderr, flush=True)
+def _notes(resumed: Resumed | None) -> tuple[str, ...]:
+    return () if resumed is None else (*resumed.notes, *resumed.changed, resumed.line)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from esper.karn.console import console_for_report
 from esper.karn.display import say
+from esper.karn.terminal import console_for_report
 from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.runs.folder import read_config

@@ -1,8 +1,9 @@
-"""Progress display and event files of a run."""
+"""The run folder, progress display and event files of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +13,31 @@ from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.nissa.hub import use_hub
-from esper.scripts.train.config import Recording
+from esper.scripts.train.config import Recording, Train, task_label
+from esper.scripts.train.learner_config import TrainPPO
+from esper.simic.training.runs.folder import RunFolder
 from esper.storage.run_files import EVENTS
+from esper.tasks.spec import TaskSpec
+
+
+def open_run_folder(config: Train | TrainPPO, name: str, spec: TaskSpec) -> RunFolder:
+    """Create the run folder, or open the one to resume."""
+    if config.resume is not None:
+        return RunFolder.open(config.resume)
+    training = config.training
+    label = task_label(training.task, spec)
+    return RunFolder.create(config.runs, name, training, config.session, label)
+
+
+def note_start(config: Train | TrainPPO, folder: RunFolder, notes: Iterable[str]) -> None:
+    """Print where the run starts; a resumed run remembers the settings of this session."""
+    if config.resume is None:
+        if not config.recording.quiet:
+            print(f"run folder: {folder.path}", flush=True)
+        return
+    folder.save_session_settings(config.session)
+    for line in notes:
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

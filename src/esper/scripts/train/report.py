@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from esper.karn.console import console_for_report
 from esper.karn.display import say
+from esper.karn.terminal import console_for_report
 from esper.scripts.cli.report_files import write_before_printing
 from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
 from esper.scripts.train.config import Train

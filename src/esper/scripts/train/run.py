@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from esper.scripts.train.config import Train, task_label
-from esper.scripts.train.recording import event_files, show_progress
+from esper.scripts.train.config import Train
+from esper.scripts.train.recording import (
+    event_files,
+    note_start,
+    open_run_folder,
+    show_progress,
+)
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.telemetry.live import LiveProgress
@@ -51,20 +55,12 @@ def run(config: Train, spec: TaskSpec, name: str) -> Iterator[Trained]:
     data, recording = spec.load(config.data_dir), config.recording
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
-    with _open_folder(config, spec, config.run_name or name) as folder:
+    with open_run_folder(config, config.run_name or name, spec) as folder:
         try:
             yield _train(config, spec, data, folder)
         except BaseException:
             folder.discard_unused()  # failed before training: leave nothing behind
             raise
-
-
-def _open_folder(config: Train, spec: TaskSpec, name: str) -> RunFolder:
-    """Create the run folder, or open the one to resume."""
-    if config.resume is not None:
-        return RunFolder.open(config.resume)
-    label = task_label(config.task, spec)
-    return RunFolder.create(config.runs, name, config.training, config.session, label)
 
 
 def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> Trained:
@@ -87,7 +83,7 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
             hub, recording.config, longer, engine.device, config.rounds, session.tally
         ) as telemetry,
     ):
-        _note_start(config, folder, session.begin(engine))
+        note_start(config, folder, session.begin(engine))
         telemetry.run_started(engine, parsed.label)
         listeners = ListenerGroup([timer, *telemetry.listeners, live, session.interrupts])
 
@@ -117,14 +113,3 @@ def _run_tracked(
             tracking.log(len(session.rounds) - 1, result_figures(result))
 
         return session.run(engine, run_one, on_round)
-
-
-def _note_start(config: Train, folder: RunFolder, notes: list[str]) -> None:
-    """Print where the run starts; a resumed run remembers the settings of this session."""
-    if config.resume is None:
-        if not config.recording.quiet:
-            print(f"run folder: {folder.path}", flush=True)
-        return
-    folder.save_session_settings(config.session)
-    for line in notes:
-        print(line, file=sys.stderr, flush=True)

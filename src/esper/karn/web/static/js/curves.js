@@ -4,7 +4,7 @@
 import uPlot from "../vendor/uplot/uPlot.esm.js";
 import { clear, el, setText } from "./dom.js";
 import { emptyPlot } from "./figure.js";
-import { number, tickTexts } from "./format.js";
+import { interval, number, tickTexts } from "./format.js";
 import { Legend, lineSwatch } from "./legend.js";
 import { colour, dashOf, onTheme, seriesColour } from "./theme.js";
 import { Tip } from "./tip.js";
@@ -249,8 +249,7 @@ export class Curves {
       if (part !== "y" || value === null || value === undefined || this.legend.isHidden(one.label)) return;
       const low = one.low ? this.data.table[i + 3]?.[index] : null;
       const high = one.low ? this.data.table[i + 2]?.[index] : null;
-      const range = low !== null && low !== undefined ? ` [${number(low, 3)}, ${number(high, 3)}]` : "";
-      rows.push({ label: one.label, text: `${number(value)}${range}`, place, colour: one.colour });
+      rows.push({ label: one.label, text: interval({ value, low, high }), place, colour: one.colour });
     });
     setText(this.readout, [at, ...rows.map(({ label, text }) => `${label} ${text}`)].join(" · "));
     this.tip.show(at, rows, this.chart.cursor.left);
@@ -331,14 +330,9 @@ function lastKnown(values) {
 export function curveSource(curves, series) {
   return {
     draw: (node) => curves.show(node, series),
-    table: () => curveTable(curves.xLabel, series, number, intervalText),
+    table: () => curveTable(curves.xLabel, series, number, (value, low, high) => interval({ value, low, high })),
     csv: () => curveTable(curves.xLabel, series.flatMap(parts), (value) => String(value ?? ""), (value) => String(value ?? "")),
   };
-}
-
-function intervalText(value, low, high) {
-  const text = number(value);
-  return low === null || low === undefined ? text : `${text} [${number(low, 3)}, ${number(high, 3)}]`;
 }
 
 function parts(one) {

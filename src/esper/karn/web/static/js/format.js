@@ -22,10 +22,6 @@ function power(value, digits) {
   return `${Number(mantissa)}e${Number(exponent)}`;
 }
 
-export function percent(share) {
-  return isKnown(share) ? `${number(100 * share, 3)} %` : "-";
-}
-
 export function signed(value, digits = 3) {
   if (!isKnown(value)) return "-";
   return `${value > 0 ? "+" : value < 0 ? "-" : "±"}${number(Math.abs(value), digits)}`;
@@ -115,4 +111,8 @@ export function networkText(point) {
 
 export function size(bytes) {
   return bytes < 1000 ? `${bytes} B` : bytes < 1e6 ? `${number(bytes / 1e3, 3)} kB` : `${number(bytes / 1e6, 3)} MB`;
+}
+
+export function shorten(text, most) {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }

@@ -1,6 +1,7 @@
 // The layers of a network as boxes in order, as high as they are wide.
 
 import { el, svg } from "./dom.js";
+import { shorten } from "./format.js";
 
 const WIDE = 82;
 const SLIM = 22;
@@ -28,7 +29,7 @@ function wide({ name, inputs, outputs, note }, x) {
   const end = MIDDLE + Math.max(left, right);
   return [
     svg("path", { d: `M${x} ${MIDDLE - left}L${x + WIDE} ${MIDDLE - right}V${MIDDLE + right}L${x} ${MIDDLE + left}Z`, class: "layer" }),
-    text(name.length > 12 ? `${name.slice(0, 11)}…` : name, MIDDLE - 3, "label"), text(`${inputs} → ${outputs}`, MIDDLE + 13, "label"),
+    text(shorten(name, 12), MIDDLE - 3, "label"), text(`${inputs} → ${outputs}`, MIDDLE + 13, "label"),
     ...note.split(", ").filter(Boolean).slice(0, 2).map((one, i) => text(one, end + 15 + 14 * i, "note-text")),
   ];
 }
@@ -39,7 +40,7 @@ function slim({ name, note }, x) {
   return [
     svg("rect", { x, y: MIDDLE - 52, width: SLIM, height: 104, rx: 5, class: "operation" }),
     svg("text", { x: middle, y: MIDDLE, transform: `rotate(-90 ${middle} ${MIDDLE})`, "text-anchor": "middle", "dominant-baseline": "central" },
-      said.length > 16 ? `${said.slice(0, 15)}…` : said),
+      shorten(said, 16)),
   ];
 }
 

@@ -29,7 +29,6 @@ export class LifeLines {
     this.figure = new Figure("life-lines", "Life lines of seeds", { controls, wide: true });
     this.drawing = new Drawing((width) => this.paint(width));
     onTheme(() => this.drawing.node && this.found?.seeds.length && this.drawing.redraw());
-    this.busy = false;
     chosen.onChange(() => this.load());
   }
 
@@ -44,24 +43,19 @@ export class LifeLines {
     if (this.chosen.round === null || !this.found) await this.load();
   }
 
+  // The newest of several requests wins, whatever the order of their answers.
   async load() {
-    if (this.busy) {
-      this.again = true;
-      return;
-    }
-    this.busy = true;
+    const asked = this.asked = Symbol("request");
+    const query = `round=${this.chosen.round ?? ""}&member=${this.first}`;
+    let [found, problem] = [this.found, ""];
     try {
-      const query = `round=${this.chosen.round ?? ""}&member=${this.first}`;
-      this.found = await ask(`/api/runs/${this.id}/seeds?${query}`);
-      this.show("");
+      found = await ask(`/api/runs/${this.id}/seeds?${query}`);
     } catch (error) {
-      this.show(error.message);
+      problem = error.message;
     }
-    this.busy = false;
-    if (this.again) {
-      this.again = false;
-      await this.load();
-    }
+    if (asked !== this.asked) return;
+    this.found = found;
+    this.show(problem);
   }
 
   show(problem) {

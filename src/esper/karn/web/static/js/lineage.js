@@ -3,7 +3,7 @@
 import { Drawing } from "./axes.js";
 import { el, svg } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
-import { number } from "./format.js";
+import { number, shorten } from "./format.js";
 import { Marks, shape } from "./marks.js";
 
 const STEP = 18; // between runs
@@ -176,8 +176,7 @@ function planOf(lineage, lanes, room) {
 function laneName({ network, variant, topology }, side) {
   const most = Math.floor(side / 6.6);
   const short = [variant, ...topology].filter(Boolean).join(" ");
-  const name = network.length <= most ? network : short || network;
-  return name.length > most ? `${name.slice(0, most - 1)}…` : name;
+  return shorten(network.length <= most ? network : short || network, most);
 }
 
 // ---- marks --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // The network of a member at a step: segments of the host in order, the slots between them.
 
 import { svg } from "./dom.js";
-import { number } from "./format.js";
+import { number, shorten } from "./format.js";
 import { slotAt } from "./growth_state.js";
 import { inkOn, stageColour, stageWord } from "./stages.js";
 
@@ -77,12 +77,8 @@ function seedDrawing(held, x, y) {
     svg("path", { class: alpha ? "seed-wire" : "seed-wire idle", d: path, "stroke-width": 1.5 + 2.5 * alpha }),
     alpha ? svg("circle", { class: "joint", cx: x + half, cy: y, r: 3 + 3 * alpha }) : "",
     svg("rect", { class: "seed-box", ...box, fill: stageColour(held.stage) }, svg("title", {}, `${held.seed.blueprint}: ${stageWord(held.stage)}`)),
-    svg("text", { x, y: middle + 4, "text-anchor": "middle", class: `seed-name ${inkOn(held.stage)}` }, shortened(held.seed.blueprint)),
+    svg("text", { x, y: middle + 4, "text-anchor": "middle", class: `seed-name ${inkOn(held.stage)}` }, shorten(held.seed.blueprint, 16)),
   ];
-}
-
-function shortened(name) {
-  return name.length > 16 ? `${name.slice(0, 15)}…` : name;
 }
 
 function said(growth, step) {

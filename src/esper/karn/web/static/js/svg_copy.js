@@ -1,6 +1,8 @@
 // Pictures of the page as files: an SVG with its style inside, and a painting of it on a canvas. The
 // policy of the pages lets no image be made from data, so shapes are painted one by one.
 
+import { svg } from "./dom.js";
+
 const NAMESPACE = "http://www.w3.org/2000/svg";
 const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-opacity", "opacity", "paint-order",
   "font-family", "font-size", "font-weight", "text-anchor"];
@@ -28,18 +30,12 @@ export function drawingOf(plot) {
 
 // A copy with the colours of the theme; `title` above it, the entries of its legend below.
 export function standalone({ pieces, width, height }, title, entries, { ground, ink }) {
-  const node = (name, attributes, ...children) => {
-    const made = document.createElementNS(NAMESPACE, name);
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, String(value));
-    made.append(...children);
-    return made;
-  };
-  const text = (said) => node("text", { x: 12, y: 22, fill: ink, "font-size": 15, "font-family": "system-ui, sans-serif" }, said);
+  const text = (said) => svg("text", { x: 12, y: 22, fill: ink, "font-size": 15, "font-family": "system-ui, sans-serif" }, said);
   const whole = height + 40 + entries.length * 18;
   const entry = ({ text: said, swatch }, y) => [...(swatch ? [copied({ picture: swatch, x: 12, y: y - 11, ...sizeOf(swatch) })] : []),
-    node("text", { x: textLeft(swatch), y, fill: ink, "font-size": 12, "font-family": "system-ui, sans-serif" }, said)];
-  const root = node("svg", { xmlns: NAMESPACE, width, height: whole, viewBox: `0 0 ${width} ${whole}` },
-    node("rect", { width, height: whole, fill: ground }), text(title), ...pieces.map((piece) => copied({ ...piece, y: piece.y + 32 })),
+    svg("text", { x: textLeft(swatch), y, fill: ink, "font-size": 12, "font-family": "system-ui, sans-serif" }, said)];
+  const root = svg("svg", { xmlns: NAMESPACE, width, height: whole, viewBox: `0 0 ${width} ${whole}` },
+    svg("rect", { width, height: whole, fill: ground }), text(title), ...pieces.map((piece) => copied({ ...piece, y: piece.y + 32 })),
     ...entries.flatMap((one, i) => entry(one, height + 48 + i * 18)));
   return new XMLSerializer().serializeToString(root);
 }
