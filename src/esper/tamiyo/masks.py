@@ -19,8 +19,6 @@ from esper.tamiyo.frozen_heads import check_frozen
 
 _GROWS = [int(LifecycleOp.GERMINATE), int(LifecycleOp.PLANT)]
 
-"""Heads that cannot be frozen: their masks depend on the member and the step."""
-
 
 def build_masks(
     legal_ESO: Bools, fits_ESK: Bools, frozen: Mapping[ActionHead, int] | None = None
@@ -96,11 +94,10 @@ def _one_hot(index: int, count: int) -> Bools:
 
 
 def _check_shapes(legal_ESO: Bools, fits_ESK: Bools) -> None:
-    for name, array, axes in (("legal_ESO", legal_ESO, 3), ("fits_ESK", fits_ESK, 3)):
-        if array.ndim != axes or array.dtype != np.bool_:
+    for name, array in (("legal_ESO", legal_ESO), ("fits_ESK", fits_ESK)):
+        if array.ndim != 3 or array.dtype != np.bool_:
             raise EsperError(
-                f"masks: {name} is {array.dtype} of shape {array.shape}, "
-                f"expected bool with {axes} axes"
+                f"masks: {name} is {array.dtype} of shape {array.shape}, expected bool with 3 axes"
             )
     if legal_ESO.shape != (*fits_ESK.shape[:2], len(LifecycleOp)):
         raise EsperError(

@@ -48,15 +48,13 @@ if TYPE_CHECKING:
     import torch
 
     from esper.simic.agent.config import PPOConfig
-    from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+    from esper.simic.training.vectorized_trainer import EngineState, VectorizedPPOTrainer
     from esper.tamiyo.network_config import PolicySpec
     from esper.tasks.spec import TaskSpec
 
 logger = logging.getLogger(__name__)
 
 AGENT: Final = "agent"
-
-EngineState = dict[str, int | str]
 
 _NOT_COMPARED: Final = ("description", "load_data")
 """Task fields that may differ on resume."""
