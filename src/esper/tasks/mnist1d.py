@@ -24,7 +24,7 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ VALIDATION: Final = 400
 class Mnist1dFiles:
     """Reads the file and splits the validation parts off the training signals."""
 
+    dataset: ClassVar[DataSet] = MNIST1D
     validation: int = VALIDATION
     """Signals in each of val_control and val_score, stratified."""
     train_signals: int = 4000
@@ -65,11 +66,6 @@ class Mnist1dFiles:
     """Signals in the test set."""
     as_images: bool = True
     """Samples of shape (1, 1, 40), images of one row, or signals of shape (1, 40)."""
-
-    @property
-    def dataset(self) -> DataSet:
-        """MNIST-1D."""
-        return MNIST1D
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:
