@@ -14,11 +14,11 @@ from gymnasium import spaces
 
 from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp, op_choices
 from esper.leyline.arrays import Bools
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.features import batch_signals_to_features, feature_names
-from esper.tamiyo.scripted import FIXED_MASK, fixed_mask
+from esper.tamiyo.scripted import fixed_mask
 
 FEATURE_BOUND: Final = 28.0
 """Every feature lies within plus and minus this: log(1e12), and a difference of two symlogs."""

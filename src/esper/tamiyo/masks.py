@@ -13,7 +13,7 @@ import numpy as np
 from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools, read_only
 from esper.leyline.errors import EsperError
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.frozen_heads import check_frozen
 
@@ -42,11 +42,7 @@ def build_masks(
         op_EO=op_EO,
         slot_EOS=slot_EOS,
         blueprint_ESK=blueprint_ESK,
-        style_Y=_fixed_head_mask(ActionHead.STYLE, frozen),
-        tempo_M=_fixed_head_mask(ActionHead.TEMPO, frozen),
-        alpha_target_T=_fixed_head_mask(ActionHead.ALPHA_TARGET, frozen),
-        alpha_speed_V=_fixed_head_mask(ActionHead.ALPHA_SPEED, frozen),
-        alpha_curve_U=_fixed_head_mask(ActionHead.ALPHA_CURVE, frozen),
+        **{name: _fixed_head_mask(head, frozen) for head, name in FIXED_MASK.items()},
     )
     return read_only(masks)
 
@@ -71,11 +67,7 @@ def forced_members(masks: ActionMasks) -> Bools:
     choices = {
         ActionHead.SLOT: slot_ES.sum(axis=1),
         ActionHead.BLUEPRINT: (slot_ES * masks.blueprint_ESK.sum(axis=2)).sum(axis=1),
-        ActionHead.STYLE: masks.style_Y.sum(),
-        ActionHead.TEMPO: masks.tempo_M.sum(),
-        ActionHead.ALPHA_TARGET: masks.alpha_target_T.sum(),
-        ActionHead.ALPHA_SPEED: masks.alpha_speed_V.sum(),
-        ActionHead.ALPHA_CURVE: masks.alpha_curve_U.sum(),
+        **{head: getattr(masks, name).sum() for head, name in FIXED_MASK.items()},
     }
     for head, choices_E in choices.items():
         forced_E &= ~HEAD_USED_OA[op_E, head] | (choices_E == 1)
