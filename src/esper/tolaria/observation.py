@@ -17,12 +17,7 @@ from esper.leyline.arrays import Doubles, Floats, Ints, read_only
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import StepPhase
-from esper.leyline.signals import (
-    Counterfactuals,
-    GovernorVerdicts,
-    SlotReports,
-    TrainingSignals,
-)
+from esper.leyline.signals import Counterfactuals, GovernorVerdicts, SlotReports, TrainingSignals
 from esper.tamiyo.signals import TrackedSignals
 from esper.tasks.scoring import added
 from esper.tolaria.context_state import ContextState

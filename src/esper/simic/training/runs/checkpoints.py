@@ -35,11 +35,7 @@ from esper.simic.training.runs.checkpoint_store import (
     Summary,
     verify,
 )
-from esper.simic.training.runs.folder import (
-    checkpoints_dir,
-    read_checkpoint_config,
-    require_run,
-)
+from esper.simic.training.runs.folder import checkpoints_dir, read_checkpoint_config, require_run
 from esper.storage.atomic import write_atomic
 from esper.storage.run_files import HISTORY as HISTORY
 from esper.storage.sealed_json import parse_json, read_document
