@@ -32,7 +32,7 @@ from esper.tolaria.counterfactual_eval import attribute, plan_coalitions
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.measurements import fetch_rows, transfer_tensors
-from esper.tolaria.observation import MemberStatus, StepMetrics
+from esper.tolaria.observation import StepMetrics
 from esper.tolaria.runtime import autocast, synchronize_device
 
 Parts = tuple[float, ...]
@@ -226,7 +226,7 @@ def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[T
     config = engine.config.counterfactuals
     plan = plan_coalitions(population, config, 0, 0, 0)
     (rows,) = fetch_rows(engine.env.val)
-    metrics, status = _metrics(engine, record), _status(engine)
+    metrics = _metrics(engine, record)
     nobody_E = np.zeros(population.members, dtype=np.bool_)
     wait = ActionSpec.wait(population.members)
     totals = (rows.merit_sum_R, rows.gain_sum_R, rows.gain_square_sum_R, rows.samples)
@@ -235,7 +235,7 @@ def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[T
         "attribute": lambda: attribute(plan, *totals),
         "slot_reports": population.slot_reports,
         "legal_ops and build_masks": lambda: build_masks(life.legal_ops(), life.fits_ESK(), {}),
-        "observe": lambda: engine.observer.observe(0, metrics, status),
+        "observe": lambda: engine.observer.observe(0, metrics),
         "execute_actions, everyone waits": lambda: execute_actions(
             population, wait, record.signals, nobody_E
         ),
@@ -256,18 +256,6 @@ def _metrics(engine: VectorizedEngine, record: StepRecord) -> StepMetrics:
         tracked,
         seen.train_accuracy_E.astype(np.float64),
         seen.activation_grad_ES,
-    )
-
-
-def _status(engine: VectorizedEngine) -> MemberStatus:
-    env = engine.env
-    return MemberStatus(
-        env.last_action,
-        env.last_outcome,
-        env.governor.strikes_E.copy(),
-        env.governor.rollbacks_E.copy(),
-        env.governor.steps_since_snapshot(engine.step),
-        np.zeros(env.members),
     )
 
 

@@ -14,12 +14,11 @@ from esper.gym.flat_env import FlatVectorEnv, flat
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline import PLANNED, ContextSpec, Range
 from esper.leyline.actions import ActionSpec, LifecycleOp
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.records import PolicyDecision
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.baselines import StatelessPolicy
-from esper.tamiyo.scripted import FIXED_MASK
 from esper.tasks.spec import TaskSpec
 
 DRAWN = replace(PLANNED, price=Range(0.1, 4.0), learning_rate=Range(0.3, 3.0), capped=0.5)

@@ -32,6 +32,7 @@ from esper.leyline import (
     TelemetryConfig,
     TelemetryLevel,
 )
+from esper.leyline.masks import FIXED_MASK
 from esper.leyline.telemetry import TelemetryEventType as Kind
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.rewards.score import ScoreReward
@@ -40,7 +41,6 @@ from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo.baselines import StatelessPolicy
 from esper.tamiyo.scripted import (
-    FIXED_MASK,
     FULL_ALPHA,
     build_actions,
     legal_members,

@@ -176,7 +176,7 @@ def test_the_network_counts_the_heads_of_the_operation(op):
         torch.randn(3, S, F),
         torch.randn(3, S, K, D),
         torch.zeros(3, S, dtype=torch.int64),
-        MaskTensors.of(masks, torch.device("cpu")),
+        MaskTensors(**{n: torch.tensor(a) for n, a in MaskTensors.arrays(masks).items()}),
     )
     made = network()
     needed = heads.required_heads(masks.op_EO[0])

@@ -35,7 +35,7 @@ def point(it, obs, state=None):
                 Chooser(given_A=given),
                 frozenset({0, 1}),
             )
-        rows.append(output.choices.log_prob.exp())
+        rows.append(output.choices.log_prob_A.sum(-1).exp())
     return torch.stack(rows, -1), output.value, after
 
 

@@ -78,7 +78,7 @@ def everything(policy):
     masks = tiny_masks()
     choices = legal_choices(masks)
     judged = judge(policy, masks, choices)
-    log_p = torch.cat([j.log_prob for j in judged]).double()
+    log_p = torch.cat([j.log_prob_A.sum(-1) for j in judged]).double()
     return choices, log_p, torch.cat([j.entropy_A for j in judged]).double()
 
 
@@ -194,7 +194,7 @@ def test_the_gradient_reaches_every_weight_of_every_head():
     output, _ = it.network.step(
         inputs, carried, torch.zeros(1, 1), Chooser(given_A=chosen), EVERY_HEAD
     )
-    (output.choices.log_prob.mean() + output.value.mean()).backward()
+    (output.choices.log_prob_A.sum(-1).mean() + output.value.mean()).backward()
     for name, parameter in it.network.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().sum() > 0, name

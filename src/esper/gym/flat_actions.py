@@ -24,10 +24,10 @@ from esper.leyline.actions import (
 )
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA, parse_sampled_action
-from esper.tamiyo.scripted import FIXED_MASK, fixed_mask
+from esper.tamiyo.scripted import fixed_mask
 
 
 class FlatActions:

@@ -14,11 +14,11 @@ from gymnasium import spaces
 
 from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp, op_choices
 from esper.leyline.arrays import Bools
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.features import batch_signals_to_features, feature_names
-from esper.tamiyo.scripted import FIXED_MASK, fixed_mask
+from esper.tamiyo.scripted import fixed_mask
 
 FEATURE_BOUND: Final = 28.0
 """Every feature lies within plus and minus this: log(1e12), and a difference of two symlogs."""
@@ -78,7 +78,7 @@ def mask_arrays(masks: ActionMasks, restarts: bool = False) -> dict[str, Flags]:
     that no legal operation uses allow everything, because they are ignored.
     """
     members, ops = len(masks.op_EO), op_choices(restarts)
-    slot_EOS = masks.slot_EOS & masks.op_EO[:, :, None] & _uses(ActionHead.SLOT)[:, None]
+    slot_EOS = masks.slot_EOS & masks.op_EO[:, :, None] & HEAD_USED_OA[:, ActionHead.SLOT, None]
     blueprint_ESK = masks.blueprint_ESK & _growing_slots(masks)[:, :, None]
     found = {
         "op": masks.op_EO[:, :ops],
@@ -89,11 +89,6 @@ def mask_arrays(masks: ActionMasks, restarts: bool = False) -> dict[str, Flags]:
         found[head.name.lower()] = np.tile(fixed_mask(masks, head), (members, 1))
     found |= {"op_slot": masks.slot_EOS[:, :ops], "slot_blueprint": masks.blueprint_ESK}
     return {name: values.astype(np.int8) for name, values in found.items()}
-
-
-def _uses(head: ActionHead) -> Bools:
-    """`[O]`: operations that use a head."""
-    return np.asarray(HEAD_USED_OA[:, head])
 
 
 def _growing_slots(masks: ActionMasks) -> Bools:

@@ -23,13 +23,7 @@ from gymnasium.vector.utils import batch_space
 
 from esper.gym.flat_actions import FlatActions
 from esper.gym.settings import EnvSettings
-from esper.gym.spaces import (
-    action_space,
-    head_sizes,
-    mask_arrays,
-    observation_space,
-    observations,
-)
+from esper.gym.spaces import action_space, head_sizes, mask_arrays, observation_space, observations
 from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError, shown

@@ -6,7 +6,9 @@ Y styles, M tempos, T alpha targets, V alpha speeds, U alpha curves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -14,14 +16,15 @@ from esper.leyline.actions import HEAD_CHOICES, SLOT_OPS, ActionHead, LifecycleO
 from esper.leyline.arrays import ArrayStruct, Bools
 from esper.leyline.errors import EsperError
 
-_LETTER_OF = {
-    ActionHead.OP: "O",
-    ActionHead.STYLE: "Y",
-    ActionHead.TEMPO: "M",
-    ActionHead.ALPHA_TARGET: "T",
-    ActionHead.ALPHA_SPEED: "V",
-    ActionHead.ALPHA_CURVE: "U",
+FIXED_MASK: Final[Mapping[ActionHead, str]] = {
+    ActionHead.STYLE: "style_Y",
+    ActionHead.TEMPO: "tempo_M",
+    ActionHead.ALPHA_TARGET: "alpha_target_T",
+    ActionHead.ALPHA_SPEED: "alpha_speed_V",
+    ActionHead.ALPHA_CURVE: "alpha_curve_U",
 }
+"""Field of `ActionMasks` for each head whose choices are the same for all members, in order."""
+_LETTER_OF = {ActionHead.OP: "O", **{head: name[-1] for head, name in FIXED_MASK.items()}}
 _CHOICES = tuple((head, letter, len(HEAD_CHOICES[head])) for head, letter in _LETTER_OF.items())
 _HAS_SLOT: Bools = np.array([op in SLOT_OPS for op in LifecycleOp])
 
@@ -66,7 +69,7 @@ class ActionMasks(ArrayStruct):
         barren_ES = np.asarray(~self.blueprint_ESK.any(axis=2))
         if barren_ES.any():
             self._check_grows(barren_ES)
-        for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):
+        for name in FIXED_MASK.values():
             if not getattr(self, name).any():
                 raise EsperError(f"empty mask: {name} allows nothing; freeze a head to one choice")
 

@@ -147,7 +147,8 @@ class TelemetryEvent:
         """Wrap a payload; the event type follows from its class."""
         kind = EVENT_TYPE_OF.get(type(payload))
         if kind is None:
-            raise unknown_name("payload", type(payload).__name__, _payload_names())
+            names = [known.__name__ for known in EVENT_TYPE_OF]
+            raise unknown_name("payload", type(payload).__name__, names)
         return cls(kind, payload, round_index, step, env_id, device)
 
     def to_json_dict(self) -> dict[str, Json]:
@@ -165,7 +166,3 @@ class TelemetryEvent:
             )
         kind = read_enum(TelemetryEventType, data.get("type"), "event.type")
         return read_record(cls, data, f"event {kind.name}", payload=kind.payload_class)
-
-
-def _payload_names() -> list[str]:
-    return [kind.payload_class.__name__ for kind in TelemetryEventType]

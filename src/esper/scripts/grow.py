@@ -147,9 +147,9 @@ def _grow(config: Grow, budget: Budget, resume: Path | None, files: UserFiles) -
 
 def _named(text: str | None, files: UserFiles) -> Any:
     """A setting that may be a name, or an object of a user's file."""
-    from esper.tasks.user_objects import is_reference
+    from esper.tasks.task_files import is_file_reference
 
-    return files.find(text) if text is not None and is_reference(text) else text
+    return files.find(text) if text is not None and is_file_reference(text) else text
 
 
 def _resume_command(folder: Path, argv: Sequence[str]) -> str:

@@ -21,13 +21,7 @@ from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import NO_BLUEPRINT, TrainingSignals
 from esper.leyline.streams import stream_keys
 from esper.tamiyo.actions import HEAD_USED_OA, parse_sampled_action
-from esper.tamiyo.scripted import (
-    ScriptedPolicy,
-    build_actions,
-    cannot_grow,
-    fixed_mask,
-    index_of,
-)
+from esper.tamiyo.scripted import ScriptedPolicy, build_actions, cannot_grow, fixed_mask, index_of
 
 
 class StatelessPolicy(ScriptedPolicy):

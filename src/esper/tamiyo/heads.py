@@ -55,11 +55,6 @@ class Choices:
     """True for heads that the chosen operation uses."""
     op_p_O: Tensor
 
-    @property
-    def log_prob(self) -> Tensor:
-        """Log-probability of the joint action."""
-        return self.log_prob_A.sum(-1)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chooser:

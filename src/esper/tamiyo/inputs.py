@@ -19,9 +19,9 @@ from torch import Tensor
 from esper.leyline.actions import HEAD_CHOICES, ActionHead
 from esper.leyline.arrays import ArrayStruct, Floats, Ints
 from esper.leyline.errors import EsperError
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 
-FIXED_HEADS: Final = tuple(h for h in HEAD_CHOICES if h is not ActionHead.OP)
+FIXED_HEADS: Final = tuple(FIXED_MASK)
 """Heads whose choices do not depend on the host, in sampling order."""
 FIXED_SIZES: Final = tuple(len(HEAD_CHOICES[h]) for h in FIXED_HEADS)
 FIXED_CHOICES: Final = sum(FIXED_SIZES)
@@ -68,24 +68,13 @@ class MaskTensors:
     @staticmethod
     def arrays(masks: ActionMasks) -> NamedArrays:
         """Masks of E members on the host, by field name."""
-        fixed = (
-            masks.style_Y,
-            masks.tempo_M,
-            masks.alpha_target_T,
-            masks.alpha_speed_V,
-            masks.alpha_curve_U,
-        )
+        fixed = [getattr(masks, name) for name in FIXED_MASK.values()]
         return {
             "op_O": masks.op_EO,
             "slot_OS": masks.slot_EOS,
             "blueprint_SK": masks.blueprint_ESK,
             "fixed_N": np.concatenate(fixed)[None],
         }
-
-    @classmethod
-    def of(cls, masks: ActionMasks, device: torch.device) -> MaskTensors:
-        """Copy the masks of E members to the device."""
-        return cls(**_to_device(cls.arrays(masks), device))
 
     def fixed(self, head: ActionHead) -> Tensor:
         """Mask of one fixed head."""

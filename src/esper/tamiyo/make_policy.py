@@ -56,7 +56,7 @@ def make_policy(
     if parsed.kind == "restart":
         return _restart_policy(parsed, spec, reward)
     if parsed.kind == "static-final":
-        topology = parsed.topology or _load_topology(_result_path(parsed))
+        topology = resolve_topology(parsed).topology
         return static_policy(_blueprint_by_slot(parsed, topology), spec, reward)
     places = parsed.slots or tuple(spec.slots)
     _require_unique(parsed, places)
@@ -185,7 +185,7 @@ def require_known_names(
 
 def resolve_topology(parsed: ParsedPolicy) -> ParsedPolicy:
     """Replace static-final:RESULT.json by the topology in that file; others are unchanged."""
-    if parsed.kind != "static-final" or parsed.path is None:
+    if parsed.kind != "static-final" or parsed.path is None or parsed.topology:
         return parsed
     return replace(parsed, topology=_load_topology(parsed.path))
 
@@ -212,11 +212,6 @@ def _load_topology(path: Path) -> tuple[str, ...]:
     if not found:
         raise EsperError(f"{path}: the most frequent final topology is the host; use wait instead")
     return found
-
-
-def _result_path(parsed: ParsedPolicy) -> Path:
-    assert parsed.path is not None  # the parser rejects static-final without an argument
-    return parsed.path
 
 
 def _blueprint_by_slot(parsed: ParsedPolicy, topology: Sequence[str]) -> dict[str, str]:

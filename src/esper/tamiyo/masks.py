@@ -13,13 +13,11 @@ import numpy as np
 from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools, read_only
 from esper.leyline.errors import EsperError
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.frozen_heads import check_frozen
 
 _GROWS = [int(LifecycleOp.GERMINATE), int(LifecycleOp.PLANT)]
-
-"""Heads that cannot be frozen: their masks depend on the member and the step."""
 
 
 def build_masks(
@@ -44,11 +42,7 @@ def build_masks(
         op_EO=op_EO,
         slot_EOS=slot_EOS,
         blueprint_ESK=blueprint_ESK,
-        style_Y=_fixed_head_mask(ActionHead.STYLE, frozen),
-        tempo_M=_fixed_head_mask(ActionHead.TEMPO, frozen),
-        alpha_target_T=_fixed_head_mask(ActionHead.ALPHA_TARGET, frozen),
-        alpha_speed_V=_fixed_head_mask(ActionHead.ALPHA_SPEED, frozen),
-        alpha_curve_U=_fixed_head_mask(ActionHead.ALPHA_CURVE, frozen),
+        **{name: _fixed_head_mask(head, frozen) for head, name in FIXED_MASK.items()},
     )
     return read_only(masks)
 
@@ -73,11 +67,7 @@ def forced_members(masks: ActionMasks) -> Bools:
     choices = {
         ActionHead.SLOT: slot_ES.sum(axis=1),
         ActionHead.BLUEPRINT: (slot_ES * masks.blueprint_ESK.sum(axis=2)).sum(axis=1),
-        ActionHead.STYLE: masks.style_Y.sum(),
-        ActionHead.TEMPO: masks.tempo_M.sum(),
-        ActionHead.ALPHA_TARGET: masks.alpha_target_T.sum(),
-        ActionHead.ALPHA_SPEED: masks.alpha_speed_V.sum(),
-        ActionHead.ALPHA_CURVE: masks.alpha_curve_U.sum(),
+        **{head: getattr(masks, name).sum() for head, name in FIXED_MASK.items()},
     }
     for head, choices_E in choices.items():
         forced_E &= ~HEAD_USED_OA[op_E, head] | (choices_E == 1)
@@ -96,11 +86,10 @@ def _one_hot(index: int, count: int) -> Bools:
 
 
 def _check_shapes(legal_ESO: Bools, fits_ESK: Bools) -> None:
-    for name, array, axes in (("legal_ESO", legal_ESO, 3), ("fits_ESK", fits_ESK, 3)):
-        if array.ndim != axes or array.dtype != np.bool_:
+    for name, array in (("legal_ESO", legal_ESO), ("fits_ESK", fits_ESK)):
+        if array.ndim != 3 or array.dtype != np.bool_:
             raise EsperError(
-                f"masks: {name} is {array.dtype} of shape {array.shape}, "
-                f"expected bool with {axes} axes"
+                f"masks: {name} is {array.dtype} of shape {array.shape}, expected bool with 3 axes"
             )
     if legal_ESO.shape != (*fits_ESK.shape[:2], len(LifecycleOp)):
         raise EsperError(

@@ -13,7 +13,7 @@ import numpy as np
 from esper.leyline.actions import ALPHA_TARGETS, ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import Rollout
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
@@ -23,15 +23,6 @@ from esper.tamiyo.actions import HEAD_USED_OA
 
 FULL_ALPHA: Final = ALPHA_TARGETS.index(1.0)
 """Index of alpha target 1.0: a contribution is only comparable at full alpha."""
-
-FIXED_MASK: Final[Mapping[ActionHead, str]] = {
-    ActionHead.STYLE: "style_Y",
-    ActionHead.TEMPO: "tempo_M",
-    ActionHead.ALPHA_TARGET: "alpha_target_T",
-    ActionHead.ALPHA_SPEED: "alpha_speed_V",
-    ActionHead.ALPHA_CURVE: "alpha_curve_U",
-}
-"""Field of `ActionMasks` for each head whose choices are the same for all members."""
 
 
 class ScriptedPolicy:

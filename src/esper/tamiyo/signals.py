@@ -59,7 +59,7 @@ class TrackedSignals(ArrayStruct):
 
 @dataclass(slots=True)
 class _TrackerState:
-    """State carried from step to step; field names are the keys of `SignalTracker.state()`."""
+    """State carried from step to step."""
 
     train_loss_history_EL: Floats
     val_loss_history_EL: Floats
@@ -126,11 +126,7 @@ class SignalTracker:
         _append(state.val_accuracy_history_EL, accuracy)
         self._update_plateau(val.astype(np.float64))
         self._update_stabilisation(val.astype(np.float64))
-        return self._signals()
-
-    def current(self) -> TrackedSignals:
-        """Return the signals as of the last update; NaN histories before the first."""
-        return self._signals()
+        return self.current()
 
     def reset(self, reset_E: Bools | None = None) -> None:
         """Reset all members, or the masked ones, to the start of an episode."""
@@ -179,8 +175,8 @@ class SignalTracker:
         state.stabilised_E |= state.calm_steps_E >= self.config.stabilisation_steps
         state.lowest_loss_E = np.where(finite_E, np.fmin(lowest_E, val_E), lowest_E)
 
-    def _signals(self) -> TrackedSignals:
-        """Return copies of the current signals."""
+    def current(self) -> TrackedSignals:
+        """Return copies of the signals as of the last update; NaN histories before the first."""
         state = self._state
         histories = (
             state.train_loss_history_EL, state.val_loss_history_EL, state.val_accuracy_history_EL

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -58,17 +58,13 @@ TRAIN_FILES: Final = tuple(name for name in RECORD_SHA1 if name != "test_batch")
 class CifarFiles:
     """Reads CIFAR-10 in either layout and splits the validation parts off the training set."""
 
+    dataset: ClassVar[DataSet] = CIFAR10
     validation: int = VALIDATION
     """Images in each of val_control and val_score, stratified."""
     images_per_file: int = 10_000
     """Images in each of the six files."""
     check_sums: bool = True
     """Whether to verify the published checksums."""
-
-    @property
-    def dataset(self) -> DataSet:
-        """CIFAR-10."""
-        return CIFAR10
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:

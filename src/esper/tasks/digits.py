@@ -30,6 +30,7 @@ from esper.tasks.hosts import CNN_BLUEPRINTS, TINY_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
 from esper.tasks.spec import OptimSettings, TaskSpec
+from esper.tasks.statistics import value_statistics
 from esper.tasks.task_data import TaskData, TaskPart
 
 CLASSES: Final = 10
@@ -47,12 +48,8 @@ def load_digits_data(split_seed: int = 0) -> TaskData:
     labels_N = np.asarray(data.target, dtype=np.int64)
     cut = zip(SHARES, _split_indices(labels_N, split_seed), strict=True)
     parts = {name: TaskPart(images_NCHW[index], labels_N[index]) for name, index in cut}
-    pixels = parts["train"].inputs.astype(np.float64)
-    return TaskData(
-        **parts,
-        mean=np.array([pixels.mean()], dtype=np.float32),
-        std=np.array([pixels.std()], dtype=np.float32),
-    )
+    mean, std = value_statistics(parts["train"].inputs)
+    return TaskData(**parts, mean=mean, std=std)
 
 
 def _split_indices(labels_N: Ints, seed: int) -> tuple[Ints, ...]:

@@ -21,7 +21,7 @@ import gzip
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,7 @@ _BYTE_TYPE: Final = 8
 class FashionFiles:
     """Reads the four idx files and splits the validation parts off the training set."""
 
+    dataset: ClassVar[DataSet] = FASHION
     validation: int = VALIDATION
     """Images in each of val_control and val_score, stratified."""
     train_images: int = 60_000
@@ -77,11 +78,6 @@ class FashionFiles:
     """Images in the test files."""
     check_sums: bool = True
     """Whether to verify the published checksums."""
-
-    @property
-    def dataset(self) -> DataSet:
-        """Fashion-MNIST."""
-        return FASHION
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:

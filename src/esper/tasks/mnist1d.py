@@ -23,13 +23,13 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline.arrays import Floats
 from esper.leyline.errors import EsperError, parse_error_line
 from esper.leyline.prices import ScoreConstants
 from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
@@ -38,6 +38,7 @@ from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
 from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.splits import split_validation
+from esper.tasks.statistics import value_statistics
 from esper.tasks.task_data import TaskData, TaskPart
 
 MNIST1D: Final = DataSet(
@@ -57,6 +58,7 @@ VALIDATION: Final = 400
 class Mnist1dFiles:
     """Reads the file and splits the validation parts off the training signals."""
 
+    dataset: ClassVar[DataSet] = MNIST1D
     validation: int = VALIDATION
     """Signals in each of val_control and val_score, stratified."""
     train_signals: int = 4000
@@ -65,11 +67,6 @@ class Mnist1dFiles:
     """Signals in the test set."""
     as_images: bool = True
     """Samples of shape (1, 1, 40), images of one row, or signals of shape (1, 40)."""
-
-    @property
-    def dataset(self) -> DataSet:
-        """MNIST-1D."""
-        return MNIST1D
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:
@@ -92,7 +89,7 @@ class Mnist1dFiles:
             raise damaged(path, f"is not a complete npz file ({why})", MNIST1D) from None
         if not self.as_images:
             whole, test = (TaskPart(part.inputs[:, 0], part.labels) for part in (whole, test))
-        statistics = _value_statistics if self.as_images else _signal_statistics
+        statistics = partial(value_statistics, axes=None if self.as_images else (0, 2))
         return split_validation(whole, test, self.validation, statistics)
 
 
@@ -118,19 +115,6 @@ def _read_array(
             f"array {name!r} is {found.shape} of {found.dtype}, expected {shape} of {kind}8"
         )
     return found
-
-
-def _value_statistics(values: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return mean and std of all values, as one channel."""
-    values = values.astype(np.float64)
-    return np.array([values.mean()], np.float32), np.array([values.std()], np.float32)
-
-
-def _signal_statistics(signals_NCL: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return mean and std of each channel of signals."""
-    values = signals_NCL.astype(np.float64)
-    mean_C, std_C = values.mean(axis=(0, 2)), values.std(axis=(0, 2))
-    return mean_C.astype(np.float32), std_C.astype(np.float32)
 
 
 SCORE: Final = ScoreConstants(c_p=0.03, c_m=0.005, c_f=0.002)

@@ -11,12 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    get_args,
-)
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from esper.leyline.context import FIXED, ContextSpec
 from esper.leyline.errors import EsperError, unknown_name

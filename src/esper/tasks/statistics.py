@@ -17,3 +17,12 @@ def channel_statistics(images_NCHW: npt.NDArray[np.uint8]) -> tuple[Floats, Floa
     mean_C = share @ value
     std_C = np.sqrt((share * (value - mean_C[:, None]) ** 2).sum(axis=1))
     return mean_C.astype(np.float32), std_C.astype(np.float32)
+
+
+def value_statistics(
+    values: npt.NDArray[np.generic], axes: tuple[int, ...] | None = None
+) -> tuple[Floats, Floats]:
+    """Return mean and std over these axes; None: of all values, as one channel."""
+    values = values.astype(np.float64)
+    mean_C, std_C = np.atleast_1d(values.mean(axis=axes), values.std(axis=axes))
+    return mean_C.astype(np.float32), std_C.astype(np.float32)

@@ -25,18 +25,18 @@ Shape letters: N rows, F columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from esper.leyline.arrays import Floats
 from esper.tasks.digits import load_digits_data
 from esper.tasks.hosts import MLP_BLUEPRINTS, MLPFactory
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import SIZE_SCORE
 from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.splits import split_validation, stratified_indices
+from esper.tasks.statistics import value_statistics
 from esper.tasks.task_data import PARTS, TaskData, TaskPart
 
 CLASSES: Final = 10
@@ -77,13 +77,7 @@ class _ClusterTable:
             TaskPart(inputs[chosen], labels[chosen])
             for chosen in stratified_indices(labels, (self.validation,))
         )
-        return split_validation(rest, test, self.validation, _column_statistics)
-
-
-def _column_statistics(table_NF: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Return mean and std of each column of a table."""
-    values = table_NF.astype(np.float64)
-    return values.mean(axis=0).astype(np.float32), values.std(axis=0).astype(np.float32)
+        return split_validation(rest, test, self.validation, partial(value_statistics, axes=(0,)))
 
 
 def _load_digit_rows() -> TaskData:

@@ -1,17 +1,21 @@
-"""Task files of users as they are named: `path/to/file.py`, or `path/to/file.py:name`."""
+"""Python files of users: named as `path/to/file.py` or `path/to/file.py:name`, and executed."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Final
+
+from esper.leyline.user_errors import user_code
 
 SUFFIX: Final = ".py"
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether a task reference is a file.
+    """Whether a reference is a Python file, or names an object in one.
 
     >>> is_file_reference("mine.py"), is_file_reference("mine.py:a"), is_file_reference("digits")
     (True, True, False)
@@ -51,3 +55,20 @@ def task_file_digest(reference: str) -> str:
     except (OSError, ValueError):
         return ""
     return hashlib.sha256(content).hexdigest()
+
+
+def execute_file(path: Path, name: str, what: str) -> ModuleType:
+    """Execute a file as the module `name`, without writing bytecode: every edit takes effect.
+
+    `what`: the file in messages.
+    """
+    module = ModuleType(name)
+    module.__file__ = str(path.absolute())  # its own paths hold wherever the process goes
+    sys.modules[name] = module  # dataclasses look up their module here
+    try:
+        with user_code(f"{what} fails", passes=()):
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

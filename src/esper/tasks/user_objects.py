@@ -18,25 +18,11 @@ from typing import Any, Final
 
 from esper.leyline.errors import EsperError, parse_error_line, unknown_name
 from esper.leyline.user_errors import user_code
+from esper.tasks.task_files import execute_file, is_file_reference, split_reference
 
 MODULE: Final = "esper_user_file:"
 """Prefix of the module name; the full path follows, so that no import can collide with it."""
-SUFFIX: Final = ".py"
 DATA_FORMS: Final = "FILE.py:NAME, FILE.npz with x and y, or FILE.csv"
-
-
-def is_reference(text: str) -> bool:
-    """Whether a word names an object in a Python file.
-
-    >>> is_reference("mine.py:model"), is_reference("mine.py"), is_reference("accuracy")
-    (True, True, False)
-    """
-    return _split(text)[0].endswith(SUFFIX)
-
-
-def _split(reference: str) -> tuple[str, str]:
-    path, colon, name = reference.rpartition(":")
-    return (path, name) if colon and path.endswith(SUFFIX) else (reference, "")
 
 
 class UserFiles:
@@ -52,8 +38,8 @@ class UserFiles:
 
     def find(self, reference: str) -> Any:
         """The object that `FILE.py:NAME` names."""
-        text, name = _split(reference)
-        if not text.endswith(SUFFIX):
+        text, name = split_reference(reference)
+        if not is_file_reference(reference):
             raise EsperError(f"{reference}: name an object in a Python file, as in mine.py:model")
         path = Path(text)
         if not path.is_file():
@@ -80,7 +66,7 @@ class UserFiles:
             return _read_npz(path)
         if path.suffix == ".csv":
             return _read_csv_table(path) if as_table else _read_csv(path)
-        if not is_reference(reference):
+        if not is_file_reference(reference):
             raise EsperError(f"{reference}: give {DATA_FORMS}")
         found = self.find(reference)
         if not (inspect.isroutine(found) or inspect.isclass(found)):
@@ -90,7 +76,9 @@ class UserFiles:
 
     def _module(self, path: Path) -> ModuleType:
         if path not in self._modules:
-            self._modules[path] = _execute(path)
+            if str(path.parent) not in sys.path:
+                sys.path.insert(0, str(path.parent))
+            self._modules[path] = execute_file(path, f"{MODULE}{path}", str(path))
         return self._modules[path]
 
 
@@ -104,21 +92,6 @@ def user_files() -> Iterator[UserFiles]:
         sys.path[:] = before
         for path in files.paths:
             sys.modules.pop(f"{MODULE}{path}", None)
-
-
-def _execute(path: Path) -> ModuleType:
-    module = ModuleType(f"{MODULE}{path}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look up their module here
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    try:
-        with user_code(f"{path} fails", passes=()):
-            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    except BaseException:
-        del sys.modules[module.__name__]
-        raise
-    return module
 
 
 def _read_npz(path: Path) -> tuple[Any, Any]:

@@ -185,14 +185,9 @@ def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
         population.fossilize(e, actions.slot[e])
     if (e := members_of[_Op.CLOSE]).size:
         population.lifecycle.close(e, actions.slot[e])
-    for op, act in _member_operations(population).items():
+    for op, act in ((_Op.STOP, population.lifecycle.stop), (_Op.RESTART, population.restart)):
         if (e := members_of[op]).size:
             act(e)
-
-
-def _member_operations(population: Population) -> dict[LifecycleOp, Callable[[Ints], None]]:
-    """What operations without a slot call."""
-    return {_Op.STOP: population.lifecycle.stop, _Op.RESTART: population.restart}
 
 
 def bootstrap_targets(signals: TrainingSignals, rolled_back_E: Bools) -> BootstrapTargets:

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.kasmina.costs.seed_costs import TrainingCosts, measure_training_costs
 from esper.kasmina.lifecycle.caps import Caps, SeedCosts
 from esper.kasmina.population import Population
-from esper.leyline.actions import BlendStyle
+from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.context import (
     Candidates,
@@ -260,6 +260,6 @@ class ContextState:
         return np.asarray(seed_SK / (cost_E[:, None, None] + seed_SK))
 
 
-def gates_allowed(frozen: Sequence[tuple[object, int]], style_head: object) -> bool:
+def gates_allowed(frozen: Sequence[tuple[ActionHead, int]]) -> bool:
     """Whether blend style GATE can be chosen, given frozen (head, index) pairs."""
-    return all(head != style_head or index == BlendStyle.GATE for head, index in frozen)
+    return all(head != ActionHead.STYLE or index == BlendStyle.GATE for head, index in frozen)

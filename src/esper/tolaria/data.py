@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,9 @@ from esper.leyline.compute import PLACEMENTS, DataPlacement
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
 from esper.tasks.context_data import RoundData
+from esper.tasks.spec import Augmentation
 
-Augmentation = Literal["none", "flip", "crop_flip"]
-AUGMENTATIONS: tuple[Augmentation, ...] = ("none", "flip", "crop_flip")
+AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
 DEVICE_SHARE = 0.5
 """`auto` keeps data on the device up to this fraction of its free memory."""
 CROP_PADDING = 4

@@ -23,7 +23,7 @@ from esper.device.streams import new_stream, on_stream
 from esper.device.transfer import fetch
 from esper.kasmina.lifecycle.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
-from esper.leyline.actions import ActionHead, LifecycleOp
+from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Doubles, Floats
 from esper.leyline.context import FIXED
 from esper.leyline.errors import EsperError
@@ -53,7 +53,7 @@ from esper.tolaria.measurements import (
     fetch_step,
 )
 from esper.tolaria.memory_check import require_memory
-from esper.tolaria.observation import MemberStatus, ObservedStep, Observer, StepMetrics
+from esper.tolaria.observation import ObservedStep, Observer, StepMetrics
 from esper.tolaria.plan_phase import PlanPhase
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
 from esper.tolaria.runtime import (
@@ -149,7 +149,7 @@ class VectorizedEngine:
             sample,
             suffix_S,
             context_ids,
-            gates_allowed(config.frozen_heads, ActionHead.STYLE),
+            gates_allowed(config.frozen_heads),
             config.hidden_seed,
             objective,
         )
@@ -159,7 +159,7 @@ class VectorizedEngine:
         graphs, self._graphs_off_reason = make_graph_cache(config.graphs, population)
         self.use_graphs(graphs)
         self.episode = EpisodeTracker(spec, population, suffix_S, self.context)
-        self.observer = Observer(population, spec.episode_length, self.context)
+        self.observer = Observer(self.env, spec.episode_length, self.context)
         life, frozen = population.lifecycle, dict(config.frozen_heads)
         build_masks(life.legal_ops(), life.fits_ESK(), frozen)  # raises early on invalid heads
         self.slot_events = SlotEventCollector(population)
@@ -365,7 +365,7 @@ class VectorizedEngine:
             unknown_E,
             self._plan_gradients_ES,
         )
-        return self.observer.observe(0, metrics, self._status(), slot)
+        return self.observer.observe(0, metrics, slot)
 
     def _gradients(self, measured_ES: Doubles | None) -> Floats:
         """Activation gradients for an observation; NaN if they were not measured."""
@@ -542,25 +542,12 @@ class VectorizedEngine:
         env.signal_tracker.reset(verdicts.rolled_back_E)
         gradients_ES = self._gradients(measured.activation_grad_ES)
         metrics = StepMetrics(*values, tracked, train.accuracy_E, gradients_ES)
-        signals = self.observer.observe(self.step, metrics, self._status())
+        signals = self.observer.observe(self.step, metrics)
         self.context.update_restartable(self.step)
         legal_ESO = life.legal_ops()
         if self.step == self.spec.episode_length - 1:  # the effect would never be scored
             legal_ESO[..., LifecycleOp.WAIT + 1 :] = False
         return signals, build_masks(legal_ESO, life.fits_ESK(), dict(self.config.frozen_heads))
-
-    def _status(self) -> MemberStatus:
-        """Last actions, governor state and compute spent."""
-        env, clock = self.env, self.context.clock
-        elapsed = self.step / self.spec.episode_length
-        return MemberStatus(
-            env.last_action,
-            env.last_outcome,
-            env.governor.strikes_E.copy(),
-            env.governor.rollbacks_E.copy(),
-            env.governor.steps_since_snapshot(self.step),
-            np.full(env.members, elapsed) if clock is None else clock.share_E,
-        )
 
     def _notify(self, record: StepRecord, listeners: Sequence[EngineListener]) -> None:
         self.slot_events.flush(

@@ -64,8 +64,7 @@ class EpisodeTracker:
         for history in histories:
             history.fill(np.nan)
         self._baseline_row_E.fill(0)
-        self._baseline_slots = slots
-        self._validated_slots = slots
+        self.restart(slots)
 
     def add_training_flops(self, slots: SlotReports) -> None:
         """Add the training FLOPs of a step with the given slots; not used with a compute clock."""
@@ -132,14 +131,10 @@ class EpisodeTracker:
             self.context.members.price_E,
         )
         stopped_E = self._life.stopped_E & (row > 1)
-        self._freeze(row, stopped_E)
+        for history in (self.score_accuracy_TE, self.score_loss_TE):  # as they were scored last
+            history[row, stopped_E] = history[row - 1, stopped_E]
         self.score_TE[row] = np.where(stopped_E, self.score_TE[row - 1], score_E)
         return np.array(self.score_TE[row])
-
-    def _freeze(self, row: int, stopped_E: Bools) -> None:
-        """Keep the last scored accuracy and loss of members that have stopped."""
-        for history in (self.score_accuracy_TE, self.score_loss_TE):
-            history[row, stopped_E] = history[row - 1, stopped_E]
 
     def settle_stops(self, row: int, stopped_E: Bools) -> None:
         """Credit the compute that members who stop after this row will not use."""
@@ -241,8 +236,8 @@ class EpisodeTracker:
             planning=False,
             **self._snapshot_values(governor),
         )
-        self._set_baseline(row, governor.rolled_back_E, governor.snapshot_step_E)
-        self._baseline_slots = now
+        restored_E = np.where(governor.rolled_back_E, governor.snapshot_step_E + 1, row)
+        self._baseline_row_E, self._baseline_slots = restored_E.astype(np.int64), now
         return read_only(inputs)
 
     def _snapshot_values(self, governor: GovernorVerdicts) -> dict[str, Doubles]:
@@ -262,10 +257,6 @@ class EpisodeTracker:
             "snapshot_params_E": self.added_params_TE[at],
         }
         return {name: np.where(rolled_back_E, values_E, np.nan) for name, values_E in found.items()}
-
-    def _set_baseline(self, row: int, rolled_back_E: Bools, snapshot_step_E: Ints) -> None:
-        """Set the baseline to this step, or to the snapshot of a rolled-back member."""
-        self._baseline_row_E = np.where(rolled_back_E, snapshot_step_E + 1, row).astype(np.int64)
 
     def outcome(
         self, rewards_E: Doubles, successes_EO: Ints, rollbacks_E: Ints, life: Lifecycle

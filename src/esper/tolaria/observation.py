@@ -12,20 +12,16 @@ import numpy as np
 
 from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.population import Population
-from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec
+from esper.leyline.actions import NO_SLOT
 from esper.leyline.arrays import Doubles, Floats, Ints, read_only
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import StepPhase
-from esper.leyline.signals import (
-    Counterfactuals,
-    GovernorVerdicts,
-    SlotReports,
-    TrainingSignals,
-)
+from esper.leyline.signals import Counterfactuals, GovernorVerdicts, SlotReports, TrainingSignals
 from esper.tamiyo.signals import TrackedSignals
 from esper.tasks.scoring import added
 from esper.tolaria.context_state import ContextState
+from esper.tolaria.env_state import ParallelEnvState
 
 DEAD_GRADIENT = 1e-10
 """Gradient norms up to this have health 0."""
@@ -36,11 +32,12 @@ HEALTHY_GRADIENT = 1e-4
 class Observer:
     """Builds observations; keeps the latest contribution of each seed between measurements."""
 
-    def __init__(self, population: Population, episode_length: int, context: ContextState) -> None:
-        """`population` must have run a forward pass, which determines the sizes at its slots."""
+    def __init__(self, env: ParallelEnvState, episode_length: int, context: ContextState) -> None:
+        """The population must have run a forward pass, which determines the sizes at its slots."""
+        population = env.model
         if population.probe is None:
             raise EsperError("Observer needs the sizes at the slots: run population.forward first")
-        self.population = population
+        self.env, self.population = env, population
         self.episode_length = episode_length
         self.context = context
         network = population.network
@@ -78,21 +75,20 @@ class Observer:
         self._interaction_ES[new_ES] = found.interaction_ES[new_ES]
         self._age_ES[new_ES] = 0
 
-    def observe(
-        self, step: int, metrics: StepMetrics, status: MemberStatus, plan_slot: int = NO_SLOT
-    ) -> TrainingSignals:
+    def observe(self, step: int, metrics: StepMetrics, plan_slot: int = NO_SLOT) -> TrainingSignals:
         """Build the observation of a step; call `update_contributions` first.
 
         `plan_slot`: the slot to decide on in the plan phase, which is before step 0.
         """
-        population, life = self.population, self.population.lifecycle
-        slots = population.slot_reports()
-        seen, candidates = self.context.observe(status.spent_E, slots)
+        env, population, life = self.env, self.population, self.population.lifecycle
+        slots, clock = population.slot_reports(), self.context.clock
+        elapsed_E = np.full(env.members, step / self.episode_length)
+        spent_E = elapsed_E if clock is None else clock.share_E
+        seen, candidates = self.context.observe(spent_E, slots)
         tracked: dict[str, Any] = {
             f.name: getattr(metrics.tracked, f.name) for f in fields(metrics.tracked)
         }
         gap_ES = life.signals.shadow_loss_ES - life.signals.host_loss_E[:, None]
-        target_slot_E = status.last_outcome.target_slot
         signals = TrainingSignals(
             round_index=population.round,
             step=step,
@@ -102,12 +98,12 @@ class Observer:
             val_accuracy_E=metrics.val_accuracy_E.astype(np.float32),
             **tracked,
             **_sizes(population, slots, life),
-            last_op_E=status.last_action.op.astype(np.int8),
-            last_slot_E=target_slot_E,
-            last_executed_E=status.last_outcome.executed,
-            governor_strikes_E=status.strikes_E,
-            rollbacks_E=status.rollbacks_E,
-            steps_since_snapshot_E=status.steps_since_snapshot_E,
+            last_op_E=env.last_action.op.astype(np.int8),
+            last_slot_E=env.last_outcome.target_slot,
+            last_executed_E=env.last_outcome.executed,
+            governor_strikes_E=env.governor.strikes_E.copy(),
+            rollbacks_E=env.governor.rollbacks_E.copy(),
+            steps_since_snapshot_E=env.governor.steps_since_snapshot(step),
             slots=slots,
             contribution_age_ES=self._age_ES.copy(),
             contribution_velocity_ES=self._velocity_ES.copy(),
@@ -140,19 +136,6 @@ class StepMetrics:
     train_accuracy_E: Doubles
     activation_grad_ES: Floats
     """Norm of the loss gradient at each slot's activation; NaN if not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """Last action and governor state of the members."""
-
-    last_action: ActionSpec
-    last_outcome: ActionOutcome
-    strikes_E: Ints
-    rollbacks_E: Ints
-    steps_since_snapshot_E: Ints
-    spent_E: Doubles
-    """Share of the compute budget spent."""
 
 
 def _gradient_health(norm_ES: Floats) -> Floats:

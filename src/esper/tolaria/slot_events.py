@@ -123,7 +123,7 @@ class SlotEventCollector:
 
     def _germinated(self, mask_ES: Bools, now: SlotReports) -> SeedGerminated:
         life = self.population.lifecycle
-        at = _positions(mask_ES)
+        at = np.nonzero(mask_ES)
         return SeedGerminated(
             member_N=at[0],
             slot_N=at[1],
@@ -137,15 +137,10 @@ class SlotEventCollector:
         )
 
 
-def _positions(mask_ES: Bools) -> tuple[Ints, Ints]:
-    member_N, slot_N = np.nonzero(mask_ES)
-    return member_N, slot_N
-
-
 def _changed(
     mask_ES: Bools, last: SlotReports, now: SlotReports, steps_since: int
 ) -> SeedStageChanged:
-    at = _positions(mask_ES)
+    at = np.nonzero(mask_ES)
     return SeedStageChanged(
         member_N=at[0],
         slot_N=at[1],
@@ -158,7 +153,7 @@ def _changed(
 
 
 def _fossilized(mask_ES: Bools, now: SlotReports) -> SeedFossilized:
-    at = _positions(mask_ES)
+    at = np.nonzero(mask_ES)
     return SeedFossilized(
         member_N=at[0],
         slot_N=at[1],
@@ -173,7 +168,7 @@ def _fossilized(mask_ES: Bools, now: SlotReports) -> SeedFossilized:
 
 def _pruned(mask_ES: Bools, last: SlotReports, cause_ES: Ints) -> SeedPruned:
     """Event of pruned seeds, from the reports before the removal."""
-    at = _positions(mask_ES)
+    at = np.nonzero(mask_ES)
     return SeedPruned(
         member_N=at[0],
         slot_N=at[1],

@@ -12,7 +12,6 @@ operations.
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +36,7 @@ from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.distributed.ranks import SINGLE_PROCESS, Ranks
+from esper.storage.saves import PathLike
 from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.distribution import action_uniforms
 from esper.tamiyo.heads import required_heads
@@ -44,8 +44,6 @@ from esper.tamiyo.inputs import Observation
 from esper.tamiyo.masks import forced_members, without_restart
 from esper.tamiyo.network import PolicyNetwork, PolicyState
 from esper.tamiyo.network_config import PolicySpec
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

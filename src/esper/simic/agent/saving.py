@@ -7,9 +7,8 @@ by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,28 +16,13 @@ from torch import Tensor
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.simic.agent.config import PPOConfig
-from esper.simic.control.normalizers import Arrays, ObservationNormalizer, RewardNormalizer
+from esper.simic.control.normalizers import Arrays
 from esper.storage.saves import PathLike, Saved, read_save, write_save
-from esper.tamiyo.network import PolicyNetwork
 from esper.tamiyo.network_config import PolicySpec
 
+if TYPE_CHECKING:
+    from esper.simic.agent.agent import PPOAgent
 
-class _AgentState(Protocol):
-    """Attributes that are saved; implemented by `PPOAgent`."""
-
-    spec: PolicySpec
-    config: PPOConfig
-    seed: int
-    device: torch.device
-    updates_done: int
-    run_updates: int | None
-    network: PolicyNetwork
-    optimizer: torch.optim.Adam
-    obs_normalizer: ObservationNormalizer
-    reward_normalizer: RewardNormalizer
-
-
-A = TypeVar("A", bound=_AgentState)
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -70,36 +54,36 @@ class AgentCapture:
         write_save(path, "controller", self.content, self.tensors)
 
 
-def capture_agent(agent: _AgentState) -> AgentCapture:
+def capture_agent(agent: PPOAgent) -> AgentCapture:
     """Copy an agent to host memory; a few megabytes at most."""
     # SYNC: waits for the device, between rounds; never in the step.
     tensors = {n: t.to("cpu", copy=True) for n, t in _tensors(agent).items()}
     return AgentCapture(_content(agent), tensors)
 
 
-def save_agent(agent: _AgentState, path: PathLike) -> None:
+def save_agent(agent: PPOAgent, path: PathLike) -> None:
     """Write an agent to a folder, replacing an existing save."""
     write_save(path, "controller", _content(agent), _tensors(agent))
 
 
-def _content(agent: _AgentState) -> _AgentContent:
+def _content(agent: PPOAgent) -> _AgentContent:
     moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
     done, run = agent.updates_done, agent.run_updates
     return _AgentContent(agent.spec, agent.config, agent.seed, done, tuple(moved), run)
 
 
-def _tensors(agent: _AgentState) -> dict[str, Tensor]:
+def _tensors(agent: PPOAgent) -> dict[str, Tensor]:
     return _weights(agent) | _moments(agent) | _statistics(agent)
 
 
 def load_agent(
-    build: Callable[[PolicySpec, PPOConfig, int, str | torch.device], A],
+    kind: type[PPOAgent],
     path: PathLike,
     device: str | torch.device,
     spec: PolicySpec | None,
     config: PPOConfig | None,
-) -> A:
-    """Load the agent from a folder; `build` creates a fresh one to fill."""
+) -> PPOAgent:
+    """Load the agent from a folder into a fresh one."""
     saved = read_save(path, "controller")
     _require_current_features(saved)
     content = read_record(_AgentContent, saved.content, saved.where)
@@ -107,7 +91,7 @@ def load_agent(
         _require_same(content.spec, spec, "PolicySpec", saved.where)
     if config is not None:
         _require_same(content.config.network, config.network, "NetworkConfig", saved.where)
-    agent = build(content.spec, config or content.config, content.seed, device)
+    agent = kind(content.spec, config or content.config, content.seed, device)
     agent.updates_done, agent.run_updates = content.updates_done, content.run_updates
     _init_moments(agent, content.moments)
     _copy_tensors(agent, saved)
@@ -136,11 +120,11 @@ def _require_same(found: object, wanted: object, kind: str, where: str) -> None:
             )
 
 
-def _weights(agent: _AgentState) -> dict[str, Tensor]:
+def _weights(agent: PPOAgent) -> dict[str, Tensor]:
     return {f"network/{name}": p.detach() for name, p in agent.network.named_parameters()}
 
 
-def _moments(agent: _AgentState) -> dict[str, Tensor]:
+def _moments(agent: PPOAgent) -> dict[str, Tensor]:
     state = agent.optimizer.state
     return {
         f"optimizer/{name}/{moment}": state[parameter][moment]
@@ -150,7 +134,7 @@ def _moments(agent: _AgentState) -> dict[str, Tensor]:
     }
 
 
-def _init_moments(agent: _AgentState, moved: tuple[str, ...]) -> None:
+def _init_moments(agent: PPOAgent, moved: tuple[str, ...]) -> None:
     """Create zero Adam moments to copy into; fused Adam keeps `step` on the device."""
     for name, parameter in agent.network.named_parameters():
         if name not in moved:
@@ -162,7 +146,7 @@ def _init_moments(agent: _AgentState, moved: tuple[str, ...]) -> None:
         }
 
 
-def _statistics(agent: _AgentState) -> dict[str, Tensor]:
+def _statistics(agent: PPOAgent) -> dict[str, Tensor]:
     groups = {
         "observation": agent.obs_normalizer.state(),
         "reward": agent.reward_normalizer.state(),
@@ -174,7 +158,7 @@ def _statistics(agent: _AgentState) -> dict[str, Tensor]:
     }
 
 
-def _copy_tensors(agent: _AgentState, saved: Saved) -> None:
+def _copy_tensors(agent: PPOAgent, saved: Saved) -> None:
     """Copy all tensors of the save into the agent; raises on any mismatch."""
     own = _weights(agent) | _moments(agent)
     statistics = _statistics(agent)

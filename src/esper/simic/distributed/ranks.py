@@ -82,7 +82,9 @@ class _Moments:
 
 def moments(x: Doubles, ranks: Ranks) -> _Moments:
     """Moments of all values of all ranks; zeros if there is none."""
-    mine = _local_moments(x)
+    mine = _Moments(0.0, 0.0, 0.0)
+    if x.size:
+        mine = _Moments(float(x.mean()), float(np.var(x)), float(x.std()))
     if ranks.size == 1:
         return mine
     row_R3 = ranks.gather(np.array([[x.size, mine.mean, mine.variance]]))
@@ -93,9 +95,3 @@ def moments(x: Doubles, ranks: Ranks) -> _Moments:
     mean = float((count_R * mean_R).sum() / total)
     variance = float((count_R * (variance_R + (mean_R - mean) ** 2)).sum() / total)
     return _Moments(mean, variance, variance**0.5)
-
-
-def _local_moments(x: Doubles) -> _Moments:
-    if not x.size:
-        return _Moments(0.0, 0.0, 0.0)
-    return _Moments(float(x.mean()), float(np.var(x)), float(x.std()))

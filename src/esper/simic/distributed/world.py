@@ -29,8 +29,6 @@ from esper.simic.distributed.environment import environment_number, world_size
 from esper.simic.distributed.ranks import ArrayT, Ranks
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
@@ -106,12 +104,7 @@ class World(Ranks):
     def __enter__(self) -> World:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.leave()
 
     # ---- members and devices --------------------------------------------------------------------

@@ -23,16 +23,10 @@ from esper.simic.rewards.contribution import ContributionFamily
 from esper.simic.rewards.family import Family, Progress, growth
 from esper.simic.rewards.loss import LossFamily
 from esper.simic.rewards.memory import EpisodeMemory, State, require_arrays
-from esper.simic.rewards.planning import plan_reward
-from esper.simic.rewards.score import step_upkeep
+from esper.simic.rewards.score import plan_reward, step_upkeep
 from esper.tasks.scoring import Upkeep
 
 _NEXT_STEP = "next_step"
-
-
-def _make_family(config: RewardConfig) -> Family:
-    """Create the family named by the config."""
-    return LossFamily(config.rent) if config.family == "loss" else ContributionFamily()
 
 
 class ModeReward(EpisodeMemory, ABC):
@@ -45,7 +39,9 @@ class ModeReward(EpisodeMemory, ABC):
         """`rule`: the task's upkeep of seeds."""
         self.config = config
         self.rule = rule
-        self.family = _make_family(config)
+        self.family: Family = ContributionFamily()
+        if config.family == "loss":
+            self.family = LossFamily(config.rent)
         self._next_step = 0
 
     @abstractmethod

@@ -17,8 +17,6 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.rewards import RewardInputs
 from esper.simic.rewards.memory import EpisodeMemory
 
-"""By stage: whether the slot holds a seed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

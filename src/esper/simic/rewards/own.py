@@ -10,7 +10,8 @@ from esper.leyline.errors import EsperError, shown
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.user_errors import user_code
 from esper.simic.rewards.config import RewardConfig
-from esper.tasks.user_objects import UserFiles, is_reference
+from esper.tasks.task_files import is_file_reference
+from esper.tasks.user_objects import UserFiles
 
 OBJECT: Final = "object:"
 """Start of the record of a reward that was passed as an object, which only the caller has."""
@@ -31,7 +32,7 @@ def load_own_reward(own: str) -> RewardProtocol:
             f"reward {own.removeprefix(OBJECT)} was passed as an object, which is not stored: give "
             f"it again as reward=, or train with --reward FILE.py:NAME"
         )
-    if not is_reference(own):
+    if not is_file_reference(own):
         raise EsperError(f"reward {shown(own)}: name a function in a file, as in mine.py:reward")
     found = UserFiles().find(own)
     if inspect.isclass(found):

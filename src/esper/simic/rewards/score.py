@@ -23,8 +23,19 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.simic.rewards.memory import State, require_arrays
-from esper.simic.rewards.planning import plan_reward
 from esper.tasks.scoring import Upkeep, live_seeds, upkeep
+
+
+def plan_reward(inputs: RewardInputs) -> tuple[Doubles, RewardComponentsTelemetry]:
+    """Reward `[E]` of a decision of the plan phase and its component, in every mode and family.
+
+    It is the change of score: planting changes it before anything has trained, and steps are paid
+    from there on, so rewards still sum to the change from the host. A mode's own state starts with
+    the first step.
+    """
+    change = {"score": inputs.score_E - inputs.score_before_E}
+    components = RewardComponentsTelemetry.of(change, inputs.members)
+    return components.total, components
 
 
 def score_after_step(inputs: RewardInputs) -> Doubles:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -39,11 +39,6 @@ from esper.leyline.payloads import (
     PPOUpdateMetrics,
     RewardSummary,
     RoundContexts,
-    SeedFossilized,
-    SeedGateEvaluated,
-    SeedGerminated,
-    SeedPruned,
-    SeedStageChanged,
     SlotPayload,
     StepCompleted,
     Throughput,
@@ -69,18 +64,8 @@ if TYPE_CHECKING:
 
 _Kind = TelemetryEventType
 
-SLOT_EVENTS: Final = frozenset(
-    EVENT_TYPE_OF[payload]
-    for payload in (
-        SeedGerminated,
-        SeedStageChanged,
-        SeedGateEvaluated,
-        SeedFossilized,
-        SeedPruned,
-    )
-)
+SLOT_EVENTS: Final = frozenset(EVENT_TYPE_OF[payload] for payload in get_args(SlotPayload))
 """Event types of slots."""
-
 
 DEAD_FRACTION: Final = 0.9
 """A layer is dead if more than this fraction of its gradient is exactly 0."""

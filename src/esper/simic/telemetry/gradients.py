@@ -68,20 +68,16 @@ def _figures(parameter: Tensor) -> Tensor:
     )
 
 
-def check_numerical_stability(
-    module: nn.Module, losses: Mapping[str, float | Tensor] | None = None
-) -> dict[str, int]:
+def check_numerical_stability(module: nn.Module) -> dict[str, int]:
     """Number of non-finite values by tensor name; empty if all are finite.
 
-    Names are prefixed: `parameter core.weight`, `gradient core.weight`, `loss policy`.
+    Names are prefixed: `parameter core.weight`, `gradient core.weight`.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         tensors[f"parameter {name}"] = parameter
         if parameter.grad is not None:
             tensors[f"gradient {name}"] = parameter.grad.to_dense()
-    for name, loss in (losses or {}).items():
-        tensors[f"loss {name}"] = torch.as_tensor(loss)
     if not tensors:
         return {}
     host_L = _to_host([(~tensor.detach().isfinite()).sum() for tensor in tensors.values()])

@@ -78,14 +78,6 @@ class RunTally:
     """Best mean score of a round so far; NaN before the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class _LearnerFigures:
-    """Learner settings reported in ROUND_COMPLETED; NaN if nothing learns."""
-
-    learning_rate: float = math.nan
-    entropy_coef: float = math.nan
-
-
 class TelemetryListener:
     """Emits the events of a run to a hub.
 
@@ -116,7 +108,8 @@ class TelemetryListener:
         self.batch_size = batch_size
         self.optim = optim
         self.tally = tally or RunTally()
-        self._learner = _LearnerFigures()
+        self._learning_rate = self._entropy_coef = math.nan
+        """Reported in ROUND_COMPLETED; NaN if nothing learns."""
         self._slots = emitters.SlotTelemetry()
         self._totals: RoundTotals | None = None
         self.anomalies = anomalies or AnomalyConfig()
@@ -140,7 +133,7 @@ class TelemetryListener:
 
     def set_learner(self, learning_rate: float, entropy_coef: float) -> None:
         """Set the learner settings that ROUND_COMPLETED reports."""
-        self._learner = _LearnerFigures(learning_rate, entropy_coef)
+        self._learning_rate, self._entropy_coef = learning_rate, entropy_coef
 
     def on_update(
         self,
@@ -312,8 +305,8 @@ class TelemetryListener:
             best_score=float(np.fmax(best_score, mean_score)) if whole else best_score,
             mean_added_params=float(ended.added_params_E.mean()),
             mean_added_macs=float(ended.added_macs_E.mean()),
-            learning_rate=self._learner.learning_rate,
-            entropy_coef=self._learner.entropy_coef,
+            learning_rate=self._learning_rate,
+            entropy_coef=self._entropy_coef,
             stage_counts=tuple(np.bincount(stage_ES.ravel(), minlength=len(SeedStage)).tolist()),
             active_slots=float(np.isin(stage_ES, list(OCCUPIED_STAGES)).sum() / members),
             rollbacks=int(ended.rollbacks_E.sum()),

@@ -20,7 +20,7 @@ from esper.leyline.actions import (
     op_choices,
 )
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.payloads import EpisodeCurve, StepPhase
 from esper.leyline.records import PlanRecord, PolicyDecision, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
@@ -82,10 +82,7 @@ def _choices_left(
     left_EA[:, ActionHead.OP] = masks.op_EO[:, :ops].sum(axis=1)
     left_EA[:, ActionHead.SLOT] = of_slots_ES.sum(axis=1)
     left_EA[:, ActionHead.BLUEPRINT] = of_blueprints_EK.sum(axis=1)
-    same_for_all = (  # in the order of the heads
-        masks.style_Y, masks.tempo_M, masks.alpha_target_T, masks.alpha_speed_V,
-        masks.alpha_curve_U,
-    )  # fmt: skip
+    same_for_all = [getattr(masks, name) for name in FIXED_MASK.values()]
     left_EA[:, ActionHead.STYLE :] = [np.count_nonzero(mask) for mask in same_for_all]
     sizes = [ops, *masks.blueprint_ESK.shape[1:], *map(len, same_for_all)]
     return left_EA, np.maximum(np.array(sizes, dtype=np.int64), 1)

@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
-from esper.leyline.actions import (
-    ActionHead,
-    LifecycleOp,
-)
+from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError, unknown_name

@@ -32,11 +32,7 @@ from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.interrupts import Interrupted
 from esper.simic.training.runs.kept_members import KeptMember, KeptMembers, save_member
-from esper.simic.training.vectorized_trainer import (
-    EngineState,
-    RoundHook,
-    VectorizedPPOTrainer,
-)
+from esper.simic.training.vectorized_trainer import EngineState, RoundHook, VectorizedPPOTrainer
 from esper.storage.atomic import write_atomic
 from esper.storage.saves import MANIFEST
 from esper.tamiyo.network import PolicyState

@@ -14,7 +14,8 @@ from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.codec import LATER
 from esper.leyline.errors import EsperError
-from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
+from esper.leyline.payloads import PPOUpdateMetrics
+from esper.leyline.protocols import EngineListener
 from esper.leyline.records import PlanRecord, Rollout, StepRecord
 from esper.leyline.stages import SeedStage
 
@@ -89,20 +90,17 @@ class RoundRecord(ArrayStruct):
         return chosen_O
 
 
-class ActionTally:
-    """Engine listener that counts chosen operations by stage."""
+class ActionTally(EngineListener):
+    """Engine listener that counts chosen operations, also by stage, until the next round starts."""
 
     def __init__(self) -> None:
-        self.waited = self.stopped = self.restarted = 0
+        self.chosen_O: Ints = np.zeros(_SHAPE_OZ[0], dtype=np.int64)
         self.chosen_OZ: Ints = np.zeros(_SHAPE_OZ, dtype=np.int64)
 
     def on_round_start(self, round_index: int, members: int) -> None:
         """Reset the counts."""
-        self.waited = self.stopped = self.restarted = 0
+        self.chosen_O = np.zeros_like(self.chosen_O)
         self.chosen_OZ = np.zeros_like(self.chosen_OZ)
-
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """No-op."""
 
     def on_plan(self, record: PlanRecord) -> None:
         """Add the actions of one decision of the plan phase."""
@@ -113,16 +111,11 @@ class ActionTally:
         self._add(record.decision.actions, record.result.outcome)
 
     def _add(self, actions: ActionSpec, outcome: ActionOutcome) -> None:
-        self.waited += int((actions.op == LifecycleOp.WAIT).sum())
-        self.stopped += int((actions.op == LifecycleOp.STOP).sum())
-        self.restarted += int((actions.op == LifecycleOp.RESTART).sum())
+        self.chosen_O += np.bincount(actions.op, minlength=len(self.chosen_O))
         placed_E = outcome.stage_before >= 0
         cell_N = actions.op[placed_E] * _SHAPE_OZ[1] + outcome.stage_before[placed_E]
         counts = np.bincount(cell_N, minlength=self.chosen_OZ.size)
         self.chosen_OZ += counts.reshape(_SHAPE_OZ)
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """No-op: the counts are kept until the next round starts."""
 
     def record(
         self,
@@ -143,12 +136,12 @@ class ActionTally:
             added_params_E=outcome.added_params_E,
             rollbacks_E=outcome.rollbacks_E,
             blueprint_ES=outcome.blueprint_ES,
-            waited=self.waited,
+            waited=int(self.chosen_O[LifecycleOp.WAIT]),
             chosen_OZ=self.chosen_OZ,
             metrics=metrics,
             rollout_seconds=rollout.seconds,
             update_seconds=update_seconds,
-            stopped=self.stopped,
+            stopped=int(self.chosen_O[LifecycleOp.STOP]),
             steps_E=rollout.steps_E,
-            restarted=self.restarted,
+            restarted=int(self.chosen_O[LifecycleOp.RESTART]),
         )

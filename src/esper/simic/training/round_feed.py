@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import fields
-from types import TracebackType
 
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Doubles, Ints
@@ -27,7 +26,7 @@ from esper.tolaria.round_results import RoundResult
 OnRound = Callable[[RoundRecord], None]
 
 
-class RoundFeed:
+class RoundFeed(ExitStack):
     """Hook that comes after those that save: what it calls may raise, and nothing is lost.
 
     with RoundFeed(config, on_round, ["wandb"], folder) as feed:
@@ -43,6 +42,7 @@ class RoundFeed:
         folder: RunFolder | None,
     ) -> None:
         """Raises if a tracker is not installed."""
+        super().__init__()
         self._config, self._on_round, self._folder = config, on_round, folder
         self._names = require_trackers(track)
         if self._names and folder is None:
@@ -50,14 +50,13 @@ class RoundFeed:
                 f"track={list(track)} without run_dir: trackers keep their files in the run folder"
             )
         self._tracking: Tracking | None = None
-        self._stack = ExitStack()
 
     def begin(self, history: Sequence[RoundRecord]) -> None:
         """Open the trackers; `history`: rounds of earlier sessions, sent where they are missing."""
         if self._folder is None or not self._names:
             return
         tracking = track_training(self._names, self._folder, self._config, len(history))
-        self._tracking = self._stack.enter_context(tracking)
+        self._tracking = self.enter_context(tracking)
         for step, record in enumerate(history):
             self._tracking.log(step, _record_figures(record))
 
@@ -68,17 +67,6 @@ class RoundFeed:
         if self._on_round is not None:
             with user_callback("on_round fails"):
                 self._on_round(record)
-
-    def __enter__(self) -> RoundFeed:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
 
 
 def track_training(

@@ -35,11 +35,7 @@ from esper.simic.training.runs.checkpoint_store import (
     Summary,
     verify,
 )
-from esper.simic.training.runs.folder import (
-    checkpoints_dir,
-    read_checkpoint_config,
-    require_run,
-)
+from esper.simic.training.runs.folder import checkpoints_dir, read_checkpoint_config, require_run
 from esper.storage.atomic import write_atomic
 from esper.storage.run_files import HISTORY as HISTORY
 from esper.storage.sealed_json import parse_json, read_document
@@ -48,15 +44,13 @@ if TYPE_CHECKING:
     import torch
 
     from esper.simic.agent.config import PPOConfig
-    from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+    from esper.simic.training.vectorized_trainer import EngineState, VectorizedPPOTrainer
     from esper.tamiyo.network_config import PolicySpec
     from esper.tasks.spec import TaskSpec
 
 logger = logging.getLogger(__name__)
 
 AGENT: Final = "agent"
-
-EngineState = dict[str, int | str]
 
 _NOT_COMPARED: Final = ("description", "load_data")
 """Task fields that may differ on resume."""

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
-from esper.leyline.codec import LATER, Json, read_record
+from esper.leyline.codec import LATER, read_record
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.telemetry import QUEUE_SIZE
 from esper.nissa.trackers.names import TrackerName
@@ -380,7 +380,7 @@ def require_run(path: Path) -> None:
 
 def read_info(path: Path) -> RunInfo:
     """Read `run.json`."""
-    return _read_record(RunInfo, path / RUN, "restore it from a copy", _require_known_schema)
+    return _read_record(RunInfo, path / RUN, "restore it from a copy", SCHEMA)
 
 
 def read_config(path: Path) -> TrainingConfig:
@@ -421,18 +421,13 @@ def read_session_settings(path: Path) -> SessionSettings:
     return _read_record(SessionSettings, path / SESSION, advice)
 
 
-def _require_known_schema(where: Path, data: Json) -> None:
-    if isinstance(data, dict):
-        require_schema(where, data.get("schema"), SCHEMA)
-
-
 def _read_record(
     kind: type[_Record],
     path: Path,
     advice: str,
-    check: Callable[[Path, Json], None] | None = None,
+    schema: int | None = None,
 ) -> _Record:
-    """Parse a JSON file of a run folder; `advice` is appended to errors.
+    """Parse a JSON file of a run folder, if of this schema; `advice` is appended to errors.
 
     A file without a checksum was edited on purpose; its settings are compared with the checkpoint
     when the run resumes.
@@ -441,8 +436,8 @@ def _read_record(
         data = read_document(path)
     except EsperError as error:
         raise EsperError(f"{error}; {advice}") from None
-    if check is not None:
-        check(path, data)
+    if schema is not None and isinstance(data, dict):
+        require_schema(path, data.get("schema"), schema)
     try:
         return read_record(kind, data, str(path))
     except EsperError as error:

@@ -19,8 +19,8 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from esper.leyline.payloads import SlotPayload
-from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.protocols import EngineListener
+from esper.leyline.records import StepRecord
 from esper.leyline.stopping import STOP_SIGNALS, second_stop_handler
 from esper.simic.distributed.environment import environment_number, world_size
 
@@ -42,7 +42,7 @@ class Interrupted(KeyboardInterrupt):
         """Name of the signal."""
 
 
-class Interrupts:
+class Interrupts(EngineListener):
     """Engine listener and `RoundHook` that raises `Interrupted` after a stop signal.
 
     Handlers are installed by `with`, in the main thread only (Python allows no other), and restored
@@ -95,17 +95,6 @@ class Interrupts:
         """Check after a round is trained and saved."""
         self.check()
 
-    # ---- EngineListener -----------------------------------------------------------------------
-
-    def on_round_start(self, round_index: int, members: int) -> None:
-        """No-op: checked after the previous round."""
-
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """No-op: in the middle of a step."""
-
     def on_step(self, record: StepRecord) -> None:
-        """Check after each step."""
+        """Check after each step; at the end of a round it is not trained and saved yet."""
         self.check()
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """No-op: the round is not trained and saved yet."""

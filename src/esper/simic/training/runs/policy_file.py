@@ -97,7 +97,8 @@ def newest_run(
     for path, run in reversed(_training_runs(root)):
         info = replace(run, task=absolute_reference(run.task))
         fits = all(getattr(info, what) == value for what, value in filters.items())
-        if fits and _policy_of(path) == policy:
+        found = read_policy(path).policy if fits and is_policy_run(path) else None
+        if fits and found == policy:
             return path
     filters = {"policy": policy, **filters} if policy else filters
     wanted = ", ".join(f"{what} {value}" for what, value in filters.items())
@@ -116,7 +117,3 @@ def _training_runs(root: Path) -> list[tuple[Path, RunInfo]]:
             except (EsperError, OSError):
                 continue
     return sorted(runs, key=lambda run: (run[1].created, run[0].name))
-
-
-def _policy_of(path: Path) -> str | None:
-    return read_policy(path).policy if is_policy_run(path) else None

@@ -19,12 +19,7 @@ from esper.leyline.errors import EsperError
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import Summary
 from esper.simic.training.runs.checkpoints import task_facts
-from esper.simic.training.runs.folder import (
-    Retention,
-    SessionEnd,
-    members_dir,
-    read_retention,
-)
+from esper.simic.training.runs.folder import Retention, SessionEnd, members_dir, read_retention
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 from esper.simic.training.runs.kept_members import KeptMembers
 from esper.simic.training.runs.policy_file import RunPolicy, check_policy, write_policy

@@ -139,12 +139,11 @@ def restore(
     """Load the checkpoint into a fresh trainer and move newer, damaged checkpoints aside."""
     if start.checkpoint is not None:
         _load_checkpoint(trainer, start.checkpoint, config)
-    skipped, path = start.found.skipped, start.found.path
-    store = CheckpointStore(folder.checkpoints)
+    path, store = start.found.path, CheckpointStore(folder.checkpoints)
     aside = [] if path is None else store.move_newer_aside(path)
     notes = (
-        *_fallback_notes(skipped, path),
-        *_aside_notes(aside),
+        *(f"{line}; falling back to {path}" for line in start.found.skipped),
+        *(f"{one} could not be read and was moved aside: the run ignores it" for one in aside),
         *_missing_config_note(folder.path, path),
         *version_notes(folder),
     )
@@ -251,17 +250,6 @@ def _mismatch(where: str, found: Sequence[_Difference]) -> EsperError:
     return EsperError(
         f"resume of {where}: {listed}: resume with the same values, or start a new run "
         f"(docs/runs.md lists what may change)"
-    )
-
-
-def _fallback_notes(skipped: Sequence[str], path: Path | None) -> tuple[str, ...]:
-    return tuple(f"{line}; falling back to {path}" for line in skipped)
-
-
-def _aside_notes(aside: Sequence[Path]) -> tuple[str, ...]:
-    """One line per checkpoint that was moved aside."""
-    return tuple(
-        f"{path} could not be read and was moved aside: the run ignores it" for path in aside
     )
 
 

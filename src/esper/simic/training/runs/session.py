@@ -10,12 +10,7 @@ from esper.leyline.payloads import CheckpointReason
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import CheckpointHook, run_tally
-from esper.simic.training.runs.folder import (
-    Retention,
-    SessionEnd,
-    members_dir,
-    read_retention,
-)
+from esper.simic.training.runs.folder import Retention, SessionEnd, members_dir, read_retention
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 from esper.simic.training.runs.kept_members import KeptMembers
 from esper.simic.training.runs.resume import Resumed, emit_resumed, find_resume_point, restore
