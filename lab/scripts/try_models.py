@@ -274,7 +274,7 @@ def _trained_difference(run: GrowRun, inputs: Tensor) -> tuple[float, str]:
     """
     base, trace = run.networks.base, run.problem.trace
     topology = tuple(next(iter(base.options(slot)), "") for slot in range(len(trace.slots)))
-    size = run.full.batch_size
+    size = run.networks.batch_size
     recipe = Recipe(run.optimizer, RATES[0], run.weight_decay, 1.0, size, 1)
     job = Job(0, lambda: base.build(topology, 0), recipe, 0)
     try:
