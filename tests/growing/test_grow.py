@@ -192,7 +192,7 @@ def test_a_network_that_grew_starts_as_its_parent(tmp_path):
         GrowSettings(device="cpu"),
         ProgressPrinter(verbose=False),
     )
-    run.folder = found.folder
+    run.networks.folder = found.folder
     (parent,) = read_table(found.folder).rows
     base = run.networks.base
     x = torch.from_numpy(data()[0])

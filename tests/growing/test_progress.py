@@ -147,7 +147,8 @@ def search(*rows: Any) -> Any:
     return SimpleNamespace(
         table=SimpleNamespace(rows=rows, rungs=1),
         networks=SimpleNamespace(budget=esper.Budget()),
-        limits=SimpleNamespace(length=54, runs=10.0),
+        ladder=SimpleNamespace(full=54),
+        most_runs=10.0,
         clock=SimpleNamespace(seconds=30.0, limit=math.inf),
     )
 

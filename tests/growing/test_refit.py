@@ -157,7 +157,8 @@ class Folder:
     def read_refit(self, number: int) -> dict[str, torch.Tensor] | None:
         return self.kept.get(number)
 
-    def save_refit(self, number: int, weights: dict[str, torch.Tensor]) -> None:
+    def save_weights(self, number: int, weights: dict[str, torch.Tensor], refit: bool) -> None:
+        assert refit, "the weights of the search stay"
         self.kept[number] = weights
 
 

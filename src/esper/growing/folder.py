@@ -47,8 +47,6 @@ from esper.storage.run_files import RESULT as RESULT
 from esper.storage.sealed_json import read_document, require_schema, seal
 
 CHECKPOINTS: Final = "checkpoints"
-NETWORKS: Final = GROWN_NETWORKS
-REPORT: Final = run_files.REPORT_PAGE
 SOURCES: Final = "source"
 RUNS: Final = Path("runs")
 
@@ -154,7 +152,7 @@ class GrowFolder:
                     f"cannot make {path}: {error.strerror}; {write_advice(error)} or choose "
                     f"another folder"
                 ) from error
-            (path / NETWORKS).mkdir()
+            (path / GROWN_NETWORKS).mkdir()
             (path / CHECKPOINTS).mkdir()
             return GrowFolder(path)
         raise EsperError(f"{root}: no free name for a new run; move old runs away")
@@ -181,8 +179,10 @@ class GrowFolder:
         assert isinstance(document, dict)
         save_file(self.path / name, (json.dumps(seal(document), indent=1) + "\n").encode())
 
-    def save_test_samples(self, pick_N: Doubles, host_N: Doubles) -> None:
-        """Write the metric of each test sample, so that runs can be compared in pairs."""
+    def save_test_samples(self, pick_N: Doubles | None, host_N: Doubles | None) -> None:
+        """Write the metric of each test sample, if it has one: runs can be compared in pairs."""
+        if pick_N is None or host_N is None or len(pick_N) > run_files.MAX_TEST_SAMPLES:
+            return
         file = io.BytesIO()
         np.save(file, np.stack([pick_N, host_N]).astype(np.float32), allow_pickle=False)
         save_file(self.path / run_files.TEST_SAMPLES, file.getvalue())
@@ -193,22 +193,21 @@ class GrowFolder:
         """Write the table of runs."""
         self.write(SEARCH, table)
 
-    def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights of a run."""
-        _write_weights(weights_path(self.path, number), weights)
+    def save_weights(self, number: int, weights: Mapping[str, Tensor], refit: bool = False) -> None:
+        """Write the weights of a run, or those of its refit."""
+        from safetensors.torch import save
+
+        whole = {name: value.contiguous().clone() for name, value in weights.items()}
+        save_file(weights_path(self.path, number, refit), save(whole))
 
     def drop_weights(self, number: int) -> None:
         """Remove the weights of a run."""
         weights_path(self.path, number).unlink(missing_ok=True)
 
-    def save_refit(self, number: int, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights of a run that was trained once more, on all samples but test's."""
-        _write_weights(refit_path(self.path, number), weights)
-
     def read_refit(self, number: int) -> dict[str, Tensor] | None:
-        """Read them; None: there are none, or they cannot be read."""
+        """Weights of the refit of a run; None: there are none, or they cannot be read."""
         try:
-            return read_weights(refit_path(self.path, number))
+            return read_weights(weights_path(self.path, number, refit=True))
         except EsperError:
             return None
 
@@ -217,14 +216,9 @@ class GrowFolder:
         return self.path / CHECKPOINTS / f"{number:04d}.safetensors"
 
 
-def weights_path(run: Path, number: int) -> Path:
-    """File of the weights of a network."""
-    return run / NETWORKS / f"{number:04d}.safetensors"
-
-
-def refit_path(run: Path, number: int) -> Path:
-    """File of the weights of a network that was refitted."""
-    return weights_path(run, number).with_suffix(".refit.safetensors")
+def weights_path(run: Path, number: int, refit: bool = False) -> Path:
+    """File of the weights of a network; `refit`: trained once more, on all samples but test's."""
+    return run / GROWN_NETWORKS / f"{number:04d}{'.refit' if refit else ''}.safetensors"
 
 
 def read_weights(
@@ -238,13 +232,6 @@ def read_weights(
         return load_file(str(path))
     except (SafetensorError, OSError) as error:
         raise EsperError(f"{path}: {lack} ({error}){advice}") from error
-
-
-def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    from safetensors.torch import save
-
-    whole = {name: value.contiguous().clone() for name, value in weights.items()}
-    save_file(path, save(whole))
 
 
 def require_grow_folder(path: Path) -> None:

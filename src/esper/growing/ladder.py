@@ -101,7 +101,7 @@ class Ladder(Proposals):
 
         `left`: what is left of the budget; `cost`: of a run, in the same unit.
         """
-        return _numbered(self._rung(0, table.rows, left, cost), table)
+        return numbered(self._rung(0, table.rows, left, cost), table)
 
     def next_rung(
         self, table: Table, left: float, cost: Affordable, least: int = 1
@@ -120,7 +120,7 @@ class Ladder(Proposals):
             fresh = self._fresh(self._in_full(rung, rows), rows)
             chosen = self._affordable(fresh, cost, left, left)
         reason = "" if chosen else "the budget is spent, or nothing new is left to try"
-        return _numbered(chosen, table), reason
+        return numbered(chosen, table), reason
 
     def _rung(
         self, rung: int, rows: Sequence[Row], left: float, cost: Affordable, least: int = 0
@@ -221,7 +221,7 @@ class Ladder(Proposals):
         found = list(islice(self._fresh(purposed("finale", long), rows), count))
         if found:
             found += purposed("reference", self._reference(rung, rows, found))
-        return _numbered(list(self._fresh(iter(found), rows)), table)
+        return numbered(list(self._fresh(iter(found), rows)), table)
 
     def _candidates(self, near: Sequence[Row], batches: Callable[[Row], int]) -> Iterator[Row]:
         """What is promising; where augmentation was not tried, in long runs the weaker ones."""
@@ -302,6 +302,6 @@ class Ladder(Proposals):
         return hypervolume(merits(some), sizes(some), 2.0 * most, least, worst)
 
 
-def _numbered(rows: Sequence[Row], table: Table) -> list[Row]:
+def numbered(rows: Sequence[Row], table: Table) -> list[Row]:
     """Rows with the next numbers of a table."""
     return [replace(row, number=len(table.rows) + place) for place, row in enumerate(rows)]

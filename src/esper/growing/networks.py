@@ -14,7 +14,7 @@ from typing import Final
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
-from esper.growing.folder import read_weights
+from esper.growing.folder import read_weights, weights_path
 from esper.growing.latency import Latency, measure_latency
 from esper.growing.runs import Row
 from esper.growing.topologies import EMPTY, Topology, with_seed
@@ -138,13 +138,11 @@ class Networks:
         base: Variant,
         budget: Budget,
         scaled: Callable[[float, float], ScaledModel],
-        weights: Callable[[int], Path],
         device: str,
         batch_size: int,
     ) -> None:
-        """`scaled`: the model at a width and depth, raises if there is none; `weights`: file of the
-        weights of a finished run; `device`: kind of the one that trains; `batch_size`: the usual
-        one.
+        """`scaled`: the model at a width and depth, raises if there is none; `device`: kind of the
+        one that trains; `batch_size`: the usual one.
         """
         overhead = OVERHEAD.get(device, OVERHEAD["cpu"])
         self._overhead = 0.0 if budget.flops is not None else overhead
@@ -152,7 +150,9 @@ class Networks:
         self.variants = [base]
         self.others: Callable[[], None] | None = None
         """Adds the other variants, when they are needed for the first time."""
-        self.budget, self._scaled, self._weights = budget, scaled, weights
+        self.folder = Path()
+        """Run folder, which has the weights of finished runs."""
+        self.budget, self._scaled = budget, scaled
         self._latencies: dict[tuple[str, Topology], float] = {}
         self._example = base._example
         self._seed = base._seed
@@ -242,4 +242,4 @@ class Networks:
 
     def _saved(self, number: int) -> dict[str, Tensor]:
         lack = f"the weights of network {number} cannot be read"
-        return read_weights(self._weights(number), lack, "; start a new run")
+        return read_weights(weights_path(self.folder, number), lack, "; start a new run")

@@ -17,7 +17,6 @@ from esper.growing.code.scripts import Scripts
 from esper.growing.data import GrowData
 from esper.growing.folder import RESULT, GrowFolder, GrowInfo
 from esper.growing.networks import Networks
-from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
 from esper.growing.progress import ProgressPrinter
 from esper.growing.refit import Refit
@@ -30,7 +29,6 @@ from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import finished_model
 from esper.leyline.errors import EsperError
-from esper.storage.run_files import MAX_TEST_SAMPLES
 from esper.tasks.measuring import Measured, difference, judge
 
 _log: Final = logging.getLogger(__name__)
@@ -86,7 +84,7 @@ def make_result(
     scripts = Scripts(problem, info, search.networks, rows)
     writes: list[Callable[[], object]] = [
         lambda: folder.write(RESULT, record),
-        lambda: _save_test_samples(folder, measured[best], measured[host_number]),
+        lambda: folder.save_test_samples(measured[best].sample_N, measured[host_number].sample_N),
     ]
     if files:
         writes.append(lambda: _store_all(models, problem.data, folder, printer.say))
@@ -105,13 +103,6 @@ def _frontier(rows: Sequence[Row], info: GrowInfo, folder: GrowFolder) -> tuple[
     if not front and not info.host_fits:
         raise _nothing_fits(info, rows, folder)
     return front, next(iter(hosts))
-
-
-def _save_test_samples(folder: GrowFolder, pick: Measured, host: Measured) -> None:
-    """The metric of each test sample of the pick and of the user's model, if it has one."""
-    pick_N, host_N = pick.sample_N, host.sample_N
-    if pick_N is not None and host_N is not None and len(pick_N) <= MAX_TEST_SAMPLES:
-        folder.save_test_samples(pick_N, host_N)
 
 
 def _records(
@@ -163,7 +154,7 @@ def _with_networks(
         folder.path,
         lambda network: models[network.number],
         lambda _: example,
-        lambda network: kept_script(folder.path, network.number, lambda: scripts.of(network)),
+        lambda network: kept_script(folder.path, network.number, scripts.of(network)),
     )
 
 
@@ -232,10 +223,10 @@ def judge_on_test(model: nn.Module, problem: Problem, device: torch.device) -> M
 
 def _judged(model: nn.Module, problem: Problem, device: torch.device) -> Measured:
     inputs, test = problem.trace.inputs, problem.data.test
+    values = inputs.values(test.inputs)
 
     def run(some: slice) -> Tensor:
-        raw = map_inputs(lambda value: value[some].to(device), test.inputs)
-        out: Tensor = inputs.call(model, inputs.values(raw))
+        out: Tensor = inputs.call(model, [value[some].to(device) for value in values])
         return out.cpu()
 
     return judge(problem.metric, run, test.targets)

@@ -106,10 +106,6 @@ class Proposals:
             seed=self.settings.seed if parent is None else parent.seed,
             origin=origin,
             parent=None if parent is None else parent.number,
-            start=None,
-            params=0,
-            macs=0,
-            cost=math.nan,
             lower_is_better=self.settings.lower_is_better,
         )
 

@@ -72,7 +72,7 @@ class Refit:
             row = by_number[outcome.number]
             if _has_learnt(row, outcome):
                 found[row.number] = dict(outcome.weights)
-                self._folder.save_refit(row.number, outcome.weights)
+                self._folder.save_weights(row.number, outcome.weights, refit=True)
             else:
                 self._printer.say("a refit has learnt less: the weights of the search are kept")
         return found

@@ -19,7 +19,7 @@ from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
-from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table, weights_path
+from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table
 from esper.growing.ladder import MAX_SHARE, Ladder
 from esper.growing.moves import Space
 from esper.growing.networks import Networks, Variant
@@ -131,14 +131,12 @@ class GrowRun:
         )
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
-        self.folder = Path()
         example = data.example().inputs
         self.variants = VariantMaker(problem.model, example, settings)
         self.networks = Networks(
             Variant("", problem.trace, inputs.values(example), settings.seed),
             budget,
             self.variants.scaled,
-            lambda number: weights_path(self.folder, number),
             self.device.type,
             size,
         )
@@ -350,7 +348,7 @@ class GrowRun:
 
         Of several ranks the first one writes.
         """
-        self.folder = folder.path
+        self.networks.folder = folder.path
         if resumed and self._free_batches:  # which ones were taken depends on the speed there
             self._take_batches(read_info(folder.path).batch_size)
         info, table = self._info(folder.path), Table()

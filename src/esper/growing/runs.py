@@ -88,13 +88,13 @@ class Row:
     seed: int
     """Names its random streams: initial weights, order of the samples, dropout."""
     origin: Origin
-    parent: int | None
+    parent: int | None = None
     """Row it was proposed from."""
-    start: int | None
+    start: int | None = None
     """Row whose weights it starts from; None: its own initial weights."""
-    params: int
-    macs: int
-    cost: float
+    params: int = 0
+    macs: int = 0
+    cost: float = math.nan
     """Training compute of one batch, relative to the model as given."""
     latency: float = 0.0
     """Milliseconds for one sample, before it was trained; 0: not measured."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GrowFolder
-from esper.growing.ladder import Ladder
+from esper.growing.ladder import Ladder, numbered
 from esper.growing.moves import SAME
 from esper.growing.networks import Networks
 from esper.growing.proposals import DIVISORS, FULL_RUNG
@@ -244,9 +244,7 @@ class Search:
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """Those that could start now, with the next numbers."""
-        kept = [row for row in rows if self._affords(row)]
-        first = len(self.table.rows)
-        return [replace(row, number=first + place) for place, row in enumerate(kept)]
+        return numbered([row for row in rows if self._affords(row)], self.table)
 
     def _stretched(self, rows: list[Row]) -> list[Row]:
         """Runs after which there is no time for more, made longer to fill it."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import nn
 
-from esper.growing.folder import NETWORKS, GrowInfo, read_weights, refit_path, weights_path
+from esper.growing.folder import GrowInfo, read_weights, weights_path
 from esper.kasmina.plain_saves import load_plain, plain_example
 from esper.kasmina.tracing import (
     Depths,
@@ -30,6 +30,7 @@ from esper.kasmina.tracing import (
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.variants import read_variant
 from esper.storage.atomic import save_file
+from esper.storage.run_files import GROWN_NETWORKS
 
 if TYPE_CHECKING:
     from esper.growing.result import NetworkRecord
@@ -41,17 +42,16 @@ Model = nn.Module | Callable[[], nn.Module]
 
 def plain_path(run: Path, number: int) -> Path:
     """Folder of the network the user gets."""
-    return run / NETWORKS / f"{number:04d}-plain"
+    return run / GROWN_NETWORKS / f"{number:04d}-plain"
 
 
 def script_path(run: Path, number: int) -> Path:
     """File of the script that trains a network again."""
-    return run / NETWORKS / f"{number:04d}.py"
+    return run / GROWN_NETWORKS / f"{number:04d}.py"
 
 
-def kept_script(run: Path, number: int, write: Callable[[], str]) -> str:
+def kept_script(run: Path, number: int, text: str) -> str:
     """The script of a network, which is kept in the run folder, if that can be written to."""
-    text = write()
     with contextlib.suppress(EsperError):
         save_file(script_path(run, number), text.encode())
     return text
@@ -60,10 +60,9 @@ def kept_script(run: Path, number: int, write: Callable[[], str]) -> str:
 def keep_script(run: Path, number: int, write: Callable[[], str]) -> None:
     """Keep the script of a network, or why there is none, in the run folder."""
     try:
-        kept_script(run, number, write)
+        kept_script(run, number, write())
     except EsperError as error:
-        reason = f"{_NO_SCRIPT}{error}\n"
-        kept_script(run, number, lambda: reason)
+        kept_script(run, number, f"{_NO_SCRIPT}{error}\n")
 
 
 def read_script(run: Path, number: int) -> str:
@@ -107,8 +106,7 @@ class StoredNetworks:
             )
         seeds = {slot: name for slot, name in zip(trace.slots, topology, strict=True) if name}
         planted = planted_model(trace, seeds, 0)
-        find = refit_path if network.refit else weights_path
-        carry_weights(planted, read_weights(find(self.run, number)))
+        carry_weights(planted, read_weights(weights_path(self.run, number, network.refit)))
         return finished_model(planted)
 
     def example(self, network: NetworkRecord) -> Any:

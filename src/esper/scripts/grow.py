@@ -26,6 +26,7 @@ from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.output import say
+from esper.storage.run_files import REPORT_PAGE
 from esper.storage.sessions import resumed_by
 
 if TYPE_CHECKING:
@@ -166,10 +167,8 @@ def _resume_command(folder: Path, argv: Sequence[str]) -> str:
 
 
 def _print(result: GrowResult, argv: Sequence[str]) -> None:
-    from esper.growing.folder import REPORT
-
     say(result)
-    print(f"report: {result.folder / REPORT}")
+    print(f"report: {result.folder / REPORT_PAGE}")
     if not result.record.complete:
         command = _resume_command(result.folder, argv)
         print(f"interrupted; resume with: {command}", file=sys.stderr)

@@ -16,6 +16,7 @@ from esper.growing.trainers.job import Job
 from esper.growing.trainers.shard_draws import WholeBatchDraws
 from esper.growing.trainers.shard_units import Calls, watch_calls
 from esper.growing.trainers.task import Task
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.ops.sharded_norm import whole_batch_norms
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code
@@ -96,16 +97,12 @@ def try_on_pair(network: nn.Module, task: Task) -> Calls:
     """
     values, _ = task.val.take(torch.tensor([0, len(task.val) - 1]))
     pair = [value.cpu() for value in values]
-    name, was = class_name(network), {part: part.training for part in network.modules()}
-    network.eval()
-    try:
-        with user_code(f"{name} fails on the CPU, where it is tried before it is cut over ranks"):
-            calls, both = watch_calls(network, lambda: task.outputs(network, pair))
-            with torch.no_grad():
-                first = task.outputs(network, [value[:1] for value in pair])
-    finally:
-        for part, mode in was.items():
-            part.training = mode
+    name = class_name(network)
+    failing = user_code(f"{name} fails on the CPU, where it is tried before it is cut over ranks")
+    with in_mode(network, training=False), failing:
+        calls, both = watch_calls(network, lambda: task.outputs(network, pair))
+        with torch.no_grad():
+            first = task.outputs(network, [value[:1] for value in pair])
     if not torch.allclose(both[:1].float(), first.float(), rtol=1e-2, atol=1e-3, equal_nan=True):
         raise EsperError(
             f"{name} cannot be trained on several ranks: its output for a sample depends on the "

@@ -22,6 +22,7 @@ from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Outcome
 from esper.growing.trainers.task import Task
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.plain_saves.describe import describe, same_outputs
 from esper.kasmina.plain_saves.rebuild import rebuild
 from esper.kasmina.plain_saves.records import GraphRecord
@@ -301,15 +302,11 @@ class Forms:
         if _names(again) != form.names or list(own) != list(other):
             return False
         inputs = [value[:2].cpu() for value in self._task.val.values]
-        modes = {part: part.training for part in network.modules()}
         try:
-            with torch.no_grad(), forked_rng(0):
-                one, two = (self._task.outputs(each.eval(), inputs) for each in (network, again))
+            with in_mode(network, training=False), torch.no_grad(), forked_rng(0):
+                one, two = (self._task.outputs(each, inputs) for each in (network, again.eval()))
         except Exception:  # whatever a network raises: it will again where it is trained
             return False
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
         return same_outputs(one, two)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from esper.growing.runs import Recipe
 from esper.growing.trainers.data import BatchSource, ResidentOrder, Samples, StreamReader
 from esper.growing.trainers.own_training import BUILT_IN, OwnTraining
+from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.tracing import Inputs
 from esper.kasmina.training.losses import RowLoss, cross_entropy
 from esper.tasks.measuring import kept_outputs
@@ -69,8 +70,6 @@ class Task:
 
         In float32 and in eval mode; the modes of its parts are put back.
         """
-        modes = {part: part.training for part in network.modules()}
-        network.eval()
         losses: list[Tensor] = []
 
         def run(some: slice) -> Tensor:
@@ -79,11 +78,8 @@ class Task:
             losses.append(self.loss(outputs, targets).detach() * len(targets))
             return outputs
 
-        try:
+        with in_mode(network, training=False):
             kept, finite = kept_outputs(self.metric, run, self.val.targets, VAL_BATCH)
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
         # SYNC: once a run, at its end.
         loss = float(torch.stack(losses).sum()) / len(self.val)
         score = self.metric.value(kept.cpu(), self.val.targets.cpu()) if finite else float("nan")
