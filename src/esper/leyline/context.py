@@ -9,7 +9,7 @@ Shape letters: E members, S slots, K blueprints.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -204,10 +204,6 @@ class MemberContexts(ArrayStruct):
         """The task's own price and rates, no caps."""
         one, free = np.ones(members), np.full(members, np.inf)
         return cls(one, one.copy(), free, free.copy())
-
-    def take(self, index_N: Ints) -> MemberContexts:
-        """Contexts of the given members, in that order."""
-        return MemberContexts(*(getattr(self, f.name)[index_N] for f in fields(self)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

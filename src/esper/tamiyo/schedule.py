@@ -112,9 +112,7 @@ class FixedSchedule(ScriptedPolicy):
         places = self._places(obs, masks)
         if cannot_grow(masks):
             return PolicyDecision.deterministic(ActionSpec.wait(len(policy_state))), policy_state
-        entry_E, due_ES = self._due(
-            obs, legal_slots(masks, LifecycleOp.GERMINATE), masks, policy_state, places
-        )
+        entry_E, due_ES = self._due(obs, masks, policy_state, places)
         legal_fossilize_ES = legal_slots(masks, LifecycleOp.FOSSILIZE)
         failed_ES = held_at_least(obs, self.config.probation_steps) & ~legal_fossilize_ES
         op_E, slot_E = first_applicable(
@@ -148,14 +146,10 @@ class FixedSchedule(ScriptedPolicy):
         return np.array(places, dtype=np.int64).reshape(-1, 2)
 
     def _due(
-        self,
-        obs: TrainingSignals,
-        legal_ES: Bools,
-        masks: ActionMasks,
-        done_EN: Bools,
-        places: Ints,
+        self, obs: TrainingSignals, masks: ActionMasks, done_EN: Bools, places: Ints
     ) -> tuple[Ints, Bools]:
         """Return the first entry `[E]` each member can germinate, and its slot mask `[E, S]`."""
+        legal_ES = legal_slots(masks, LifecycleOp.GERMINATE)
         members, slots = legal_ES.shape
         if not self.entries:
             return np.zeros(members, dtype=np.int64), np.zeros_like(legal_ES)

@@ -68,7 +68,7 @@ def learn(
     ):
         if on_folder is not None:
             on_folder(folder.path)
-        events = recording.telemetry_dir or folder.telemetry
+        events = recording.telemetry_dir or folder.path
         with show_progress(recording), event_files(recording, events) as hub:
             agent, history = train_ppo_vectorized(
                 training,

@@ -73,7 +73,7 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     )
     engine = VectorizedEngine(longer, config.engine_config(), data=data)
     length = longer.episode_length / spec.episode_length
-    timer, events = StepTimer(), recording.telemetry_dir or folder.telemetry
+    timer, events = StepTimer(), recording.telemetry_dir or folder.path
     live = LiveProgress(config.rounds, "storing the round")
     with (
         live.written_to(folder.path),

@@ -5,7 +5,7 @@
         score_U = world.gather(score_E)    arrays of all ranks, in rank order
 
 Control messages travel as JSON and raw bytes through gloo, gradients through NCCL on GPUs; nothing
-is pickled. `torch.distributed` is imported only by a job of several processes.
+is pickled.
 """
 
 from __future__ import annotations
@@ -94,12 +94,10 @@ class World(Ranks):
 
     def leave(self) -> None:
         """Leave the job; the other ranks may continue without this one."""
-        import torch.distributed as dist
-
         if self._joined:
             self._joined = False
             with contextlib.suppress(RuntimeError):  # the others may be gone
-                dist.destroy_process_group()
+                torch.distributed.destroy_process_group()
 
     def __enter__(self) -> World:
         return self
@@ -158,15 +156,11 @@ class World(Ranks):
 
     def add_(self, x: Tensor) -> Tensor:
         """Replace a tensor by its sum over ranks; all ranks get the same bits."""
-        import torch.distributed as dist
-
-        return self._reduce_(x, dist.ReduceOp.SUM)
+        return self._reduce_(x, torch.distributed.ReduceOp.SUM)
 
     def maximum_(self, x: Tensor) -> Tensor:
         """Replace a tensor by its maximum over ranks."""
-        import torch.distributed as dist
-
-        return self._reduce_(x, dist.ReduceOp.MAX)
+        return self._reduce_(x, torch.distributed.ReduceOp.MAX)
 
     def add_gradients_(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace gradients by their sums over ranks, in one message."""
@@ -177,10 +171,8 @@ class World(Ranks):
             gradient.copy_(summed.view_as(gradient))
 
     def _reduce_(self, x: Tensor, how: Any) -> Tensor:
-        import torch.distributed as dist
-
         with _lost_ranks(self.rank):
-            dist.all_reduce(x, how)
+            torch.distributed.all_reduce(x, how)
         return x
 
     # ---- messages -------------------------------------------------------------------------------
@@ -203,31 +195,27 @@ class World(Ranks):
 
     def gather_bytes(self, message: bytes) -> list[bytes]:
         """Messages of all ranks, in rank order, on every rank."""
-        import torch.distributed as dist
-
         with _lost_ranks(self.rank):
             length = torch.tensor([len(message)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
-            dist.all_gather(lengths, length)
+            torch.distributed.all_gather(lengths, length)
             sizes = [int(one) for one in lengths]  # SYNC: host memory, between rounds
             padded = message.ljust(max(*sizes, 1), b"\0")
             mine = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
             found = [torch.empty_like(mine) for _ in range(self.size)]
-            dist.all_gather(found, mine)
+            torch.distributed.all_gather(found, mine)
         # SYNC: host memory, between rounds
         return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
 
     def broadcast_bytes(self, message: bytes, source: int = 0) -> bytes:
         """The message of rank `source`, on every rank."""
-        import torch.distributed as dist
-
         with _lost_ranks(self.rank):
             length = torch.tensor([len(message)])
-            dist.broadcast(length, source)
+            torch.distributed.broadcast(length, source)
             size = int(length)  # SYNC: host memory, between rounds
             mine = bytearray(message if self.rank == source else bytes(size)).ljust(1, b"\0")
             body = torch.frombuffer(mine, dtype=torch.uint8)
-            dist.broadcast(body, source)
+            torch.distributed.broadcast(body, source)
         return body[:size].numpy().tobytes()  # SYNC: host memory, between rounds
 
     def together(self, work: Callable[[], T]) -> T:

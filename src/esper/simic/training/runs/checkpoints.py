@@ -92,15 +92,6 @@ class _HistoryEncoder:
         return tuple(self._lines)
 
 
-def _read_history(path: Path) -> list[RoundRecord]:
-    """Read the records of a history file."""
-    lines = path.read_bytes().splitlines()
-    return [
-        read_record(RoundRecord, parse_json(line), f"{path} line {number}")
-        for number, line in enumerate(lines, start=1)
-    ]
-
-
 # ---- capturing ----------------------------------------------------------------------------------
 
 
@@ -185,7 +176,11 @@ class Checkpoint:
 
     def load_history(self) -> list[RoundRecord]:
         """Load the records of all rounds up to this checkpoint."""
-        return _read_history(self.path / HISTORY)
+        path = self.path / HISTORY
+        return [
+            read_record(RoundRecord, parse_json(line), f"{path} line {number}")
+            for number, line in enumerate(path.read_bytes().splitlines(), start=1)
+        ]
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -253,11 +253,6 @@ class RunFolder:
             raise
 
     @property
-    def telemetry(self) -> Path:
-        """Folder that telemetry sinks write `events.jsonl` and `events/` to."""
-        return self.path
-
-    @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return checkpoints_dir(self.path)
