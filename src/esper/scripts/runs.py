@@ -52,6 +52,8 @@ GROW_COLUMNS: Final = (
 OTHER_COLUMNS: Final = ("comparison, audit", "state", "done", "result", "created UTC")
 WIDTH: Final = 100
 """Most columns of a table."""
+MAX_FIGURE: Final = 24
+"""Most columns of a figure: one of a damaged file may have 300 digits."""
 _TAG: Final = "tag"
 """The word after `esper runs` that tags a run instead."""
 PROG: Final = f"esper runs {_TAG}"
@@ -167,9 +169,11 @@ def _table(
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place, column in enumerate(columns):
-        # Names give way: they are folded over lines, figures never are.
+        # Names give way: they are folded over lines, figures never are, unless they are absurd.
         side: Literal["right", "left"] = "right" if place in figures else "left"
-        table.add_column(column, justify=side, no_wrap=column not in (columns[0], "result"))
+        folds = column in (columns[0], "result")
+        most = None if folds else MAX_FIGURE
+        table.add_column(column, justify=side, no_wrap=not folds, max_width=most)
     is_tagged = any(run.tags for run in runs)
     if is_tagged:
         table.add_column("tags")

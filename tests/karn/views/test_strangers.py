@@ -74,6 +74,14 @@ def test_a_number_without_end_makes_one_run_broken(two):
     assert (status, errors.count("\n")) == (2, 1)
 
 
+def test_a_figure_of_300_digits_leaves_room_for_the_names_of_runs(two):
+    (two / "grown").rename(two / "grown-one")
+    changed(two / "grown-one", "result.json", lambda it: it.update(seconds=1e308))
+    out = printed(runs.main, "--runs", str(two))[1]
+    assert "grown-one" in out
+    assert max(map(len, out.splitlines())) <= runs.WIDTH
+
+
 @pytest.mark.parametrize("name", ["grown", "policy"])
 def test_text_of_a_run_is_neither_markup_nor_a_command_to_the_terminal(two, name):
     file = {"grown": "grow.json", "policy": "run.json"}[name]
