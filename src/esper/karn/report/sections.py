@@ -307,6 +307,7 @@ def _contenders(run: Path) -> Section:
 
 
 _HOST: Final = ("wait", "restart:", "best-of:")
+"""Policies that never grow; frontier.js of the dashboard has the same lists."""
 _STATIC: Final = ("static-", "asha", "table:")
 """Policies that plant their networks from the start."""
 

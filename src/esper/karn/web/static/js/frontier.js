@@ -82,6 +82,8 @@ function swatch(kind, ink) {
 }
 
 // Policies by size: `name` is drawn beside each, and the line joins those that no smaller one beats.
+// Marks by kind of policy, as in the report (sections.py).
+const HOST = /^(bare$|wait|restart:|best-of:)/;
 const PLANTED = /^(static-|asha|table:)/;
 
 export function policyPoints(contenders) {
@@ -92,10 +94,9 @@ export function policyPoints(contenders) {
   return known.map((one) => {
     const front = one.score.value > best;
     best = Math.max(best, one.score.value);
-    const host = one.policy === "bare" || one.policy.startsWith("wait");
     return {
       name: one.label, label: one.label, params: one.params, macs: one.macs, score: one.score, on_frontier: front,
-      kind: host ? "host" : PLANTED.test(one.policy) ? "static" : "grown", place: one.place,
+      kind: HOST.test(one.policy) ? "host" : PLANTED.test(one.policy) ? "static" : "grown", place: one.place,
     };
   });
 }
