@@ -71,10 +71,10 @@ def test_what_cannot_be_traced_or_exported_takes_a_line_and_why_goes_to_the_log(
 def test_a_full_disk_at_the_end_costs_a_line_and_no_result(lost, tmp_path, monkeypatch, capfd):
     write = atomic._write_and_rename
 
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, **how: bool) -> None:
         if str(path).endswith(lost):
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
+        write(path, content, **how)
 
     monkeypatch.setattr(atomic, "_write_and_rename", full)
     result = grow(tmp_path, verbose=False, model=mlp)
