@@ -115,7 +115,7 @@ class ShardRanks(Ranks):
 
 @contextlib.contextmanager
 def noted(kinds: Sequence[signal.Signals], note: Callable[[], None]) -> Iterator[None]:
-    """Call `note` on signals inside the block; only the main thread can be told of them."""
+    """Call `note` on signals inside the block; only the main thread can handle them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -24,7 +24,7 @@ _ROLES: Final = {
     "frontier": ("●", FRONT_STYLE, "on the frontier"),
     "other": ("○", "dim", "another network"),
 }
-"""Mark, its style, and what it stands for."""
+"""Character, style and meaning of each mark."""
 
 
 @dataclass(frozen=True, slots=True)
