@@ -60,7 +60,8 @@ class Clock:
         self._unshared = 0.0
         """Seconds of a batch of the model as given, if nothing else trains."""
         self._ended: list[tuple[Row, float, float]] = []
-        """Runs of the rung under way: their seconds in all, and of a batch."""
+        """Runs of the rung under way: their seconds in all, and of a batch; 0: urgent, so that
+        it says nothing about others."""
         self._started: dict[int, tuple[float, float]] = {}
         """Runs under way -> when they began, their shares of the time."""
         self.parallel = 1.0
@@ -102,13 +103,14 @@ class Clock:
         """A run starts."""
         self._started[row.number] = self.seconds, self.share(row)
 
-    def learn(self, row: Row, outcome: Outcome, trained: int) -> None:
-        """Note how long a run took; `trained`: its batches in this session."""
+    def learn(self, row: Row, outcome: Outcome, trained: int, urgent: bool = False) -> None:
+        """Note how long a run took; `trained`: its batches in this session; `urgent`: others
+        waited for it."""
         self._started.pop(row.number, None)
         self._judging.append(outcome.judging)
         if trained > 0:
             each = outcome.seconds / outcome.trained
-            self._ended.append((row, trained * each, each))
+            self._ended.append((row, trained * each, 0.0 if urgent else each))
 
     def end_rung(self, seconds: float) -> None:
         """The runs that ended have shared so many seconds."""
@@ -118,7 +120,8 @@ class Clock:
             return
         self.parallel = max(1.0, sum(spent for _, spent, _ in ended) / seconds)
         for row, _, each in ended:
-            self.learn_speed(row, each / self.parallel)
+            if each:
+                self.learn_speed(row, each / self.parallel)
 
     def learn_speed(self, row: Row, each: float) -> None:
         """Note the seconds of a batch of a network."""

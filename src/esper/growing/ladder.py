@@ -261,7 +261,8 @@ class Ladder(Proposals):
         survivors = purposed("survivor", self._survivors(rung, rows))
         regularised = purposed("regularised", self._regularised(rung, rows))
         if rung < FULL_RUNG:
-            return chain(survivors, regularised, near)
+            early = purposed("best", self._early(rung, rows) if self.settings.early else ())
+            return chain(early, survivors, regularised, near)
         if rung == FULL_RUNG:
             return chain(
                 purposed("best", self._best(rung, rows)),
@@ -273,6 +274,14 @@ class Ladder(Proposals):
             )
         longer = purposed("longer", self._longer(rung, rows))
         return chain(longer, purposed("unfinished", self._unfinished(rung, rows)), near)
+
+    def _early(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The best network near a cap in full, also with the weakest augmentation."""
+        best = max(self._near_cap(rows), key=lambda row: known(row.merit), default=None)
+        if best is not None:
+            again = self._again(best, rung, self.full)
+            yield again
+            yield from (replace(again, recipe=one) for one in self.space.stronger(again.recipe))
 
     def _generator(self, rung: int) -> np.random.Generator:
         return np.random.default_rng(stream_seed(self.settings.seed, "ladder", rung))

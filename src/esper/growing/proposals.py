@@ -68,6 +68,8 @@ class LadderSettings:
     """Whether runs may start from the weights of others, with a seed more or less."""
     timed: bool = False
     """Whether time is limited: the first run is a short one then."""
+    early: bool = False
+    """Whether the best of the first rung is trained in full at once."""
 
 
 class Proposals:

@@ -392,6 +392,7 @@ class GrowRun:
                 policy=settings.search_policy,
                 inherit=settings.inherit,
                 timed=timed,
+                early=timed and self.trainer.prioritises,
             ),
             self.networks,
         )

@@ -308,8 +308,8 @@ class Search:
         """Train the open runs of a rung."""
         began = self.clock.seconds
         self._running, self._begun = {}, {}
-        # Long ones first, so that none waits for the last one.
-        rows = sorted(rows, key=lambda row: -self.clock.share(row))
+        # Long ones first, so that none waits for the last one; before them, what is urgent.
+        rows = sorted(rows, key=lambda row: (not self._is_urgent(row), -self.clock.share(row)))
         for outcome in self.trainer.train(self._jobs(rows), self._tick):
             self._record(outcome)
         self.clock.end_rung(self.clock.seconds - began)
@@ -339,7 +339,12 @@ class Search:
         path = self._store.checkpoint(row.number)
         self._before[row.number] = row.trained
         every = self._judged_every(row)
-        return Job(row.number, build, row.recipe, row.seed, path, row.threads, every=every)
+        return Job(row.number, build, row.recipe, row.seed, path, row.threads, every=every,
+                   urgent=self._is_urgent(row))  # fmt: skip
+
+    def _is_urgent(self, row: Row) -> bool:
+        """Whether a run is to raise the best so far soon: others wait for it."""
+        return self.trainer.prioritises and row.purpose == "best"
 
     def _judged_every(self, row: Row) -> float:
         """Seconds after which a run is judged on the way; 0: it is too short for that."""
@@ -403,7 +408,8 @@ class Search:
         row = self.table.rows[outcome.number]
         if not outcome.under_way:
             before = self._before.get(outcome.number, row.trained)
-            self.clock.learn(replace(row, trained=before), outcome, outcome.trained - before)
+            now = replace(row, trained=before)
+            self.clock.learn(now, outcome, outcome.trained - before, self._is_urgent(row))
         # A run that was cut may have outputs that are not finite yet: BatchNorm, a few batches in.
         lost = not all(math.isfinite(loss) for _, loss in outcome.curve)
         done = lost or outcome.trained >= row.recipe.batches

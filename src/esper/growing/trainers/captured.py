@@ -35,6 +35,8 @@ from esper.leyline.user_errors import is_out_of_memory
 
 LANES: Final = 8
 """As many runs at a time, where memory allows: more of them would only end later, all of them."""
+URGENT_LANES: Final = 2
+"""Further ones, for runs that come before the others."""
 STREAM_RUNS: Final = 24
 """Runs at a time that read one stream of data together, where memory allows."""
 HEADROOM: Final = 1.3
@@ -190,6 +192,7 @@ class CapturedTrainer:
     """Many runs at a time on one GPU."""
 
     cores = at_once = 1  # how much they slow each other shows as they train
+    prioritises = True
 
     def __init__(
         self,
@@ -199,14 +202,16 @@ class CapturedTrainer:
         machine: Machine | None = None,
     ) -> None:
         """`most`: runs at a time; `machine`: the GPU of the task."""
-        self._machine = machine or CudaMachine(task.device, lanes)
+        every = lanes + URGENT_LANES
+        self._machine = machine or CudaMachine(task.device, every, URGENT_LANES)
         self.task = _stored(task, self._machine.free())
         self._shares_stream = isinstance(task.train, StreamReader)
         self._most = most or (STREAM_RUNS if self._shares_stream else lanes)
         self._kinds = Kinds(self.task, self._machine.capture)
-        self._queues = [Queue() for _ in range(lanes)]
+        self._lanes = lanes
+        self._queues = [Queue() for _ in range(every)]
         self._runs: list[CapturedRun] = []
-        self._turns: list[int] = [0] * lanes
+        self._turns: list[int] = [0] * every
         self._held: deque[Job] = deque()
         """Jobs that were taken and found no room."""
         self._room, self._more = self._most, True
@@ -283,7 +288,7 @@ class CapturedTrainer:
             with self._machine.on(None):
                 program = self._program(job)
                 before = self._machine.free()
-                run = CapturedRun(program, self._next_lane(), self._machine)
+                run = CapturedRun(program, self._next_lane(job.urgent), self._machine)
                 if self._is_apart(run):
                     return False
                 run.start()
@@ -323,11 +328,13 @@ class CapturedTrainer:
         gc.collect()
         self._trim()
 
-    def _next_lane(self) -> int:
+    def _next_lane(self, urgent: bool) -> int:
+        """The lane with the fewest runs; those of urgent runs are the last."""
         counts = [0] * len(self._queues)
         for run in self._runs:
             counts[run.lane] += 1
-        return counts.index(min(counts))
+        some = range(self._lanes, len(counts)) if urgent else range(self._lanes)
+        return min(some, key=lambda lane: counts[lane])
 
     # ---- work -----------------------------------------------------------------------------
 

@@ -65,6 +65,7 @@ class EagerTrainer:
     """One run after the other."""
 
     at_once = cores = 1
+    prioritises = False
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -31,6 +31,8 @@ class Job:
     """Whether it is judged on the validation part at its end."""
     every: float = 0.0
     """Seconds after which it is judged on the way, again and again; 0: only at its end."""
+    urgent: bool = False
+    """Whether it ends as early as it can, at the expense of others; `Trainer.prioritises`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Trainer(Protocol):
     """Threads that a single run may have on a CPU, instead of as many runs; 1: no choice."""
     at_once: int
     """Runs that train at a time without slowing each other."""
+    prioritises: bool
+    """Whether an urgent run trains nearly as fast as if it had the device to itself."""
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs, which are taken as there is room, and yield them as they end, or are judged

@@ -21,6 +21,8 @@ from esper.leyline.user_errors import is_out_of_memory
 BURST_SECONDS: Final = 0.005
 """Work that is queued at a time."""
 MAX_BURST: Final = 64
+HIGH: Final = -5
+"""Priority of an urgent stream; a GPU that has fewer takes its highest."""
 
 
 class Mark(Protocol):
@@ -64,11 +66,15 @@ class Machine(Protocol):
 
 
 class CudaMachine:
-    """A GPU with some streams."""
+    """A GPU with some streams, the last of which come before the others."""
 
-    def __init__(self, device: torch.device, lanes: int) -> None:
+    def __init__(self, device: torch.device, lanes: int, urgent: int = 0) -> None:
+        """`urgent`: lanes whose kernels start before those of the others, as soon as they can; so
+        do those of the graphs that are captured there.
+        """
         self._device = device
-        self._lanes = [_stream(device, lane) for lane in range(lanes)]
+        first = lanes - urgent
+        self._lanes = [_stream(device, n, HIGH if n >= first else 0) for n in range(lanes)]
         self._beside = _stream(device, -1)
         for stream in (*self._lanes, self._beside):  # the data were put there by others
             stream.wait_stream(torch.cuda.current_stream(device))
@@ -119,9 +125,9 @@ def _touch(tensor: torch.Tensor) -> None:
 
 
 @cache
-def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+def _stream(device: torch.device, number: int, priority: int = 0) -> torch.cuda.Stream:
     """Kept for the next trainer: cuBLAS holds a workspace for every stream it has seen."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
 
 class Queue:

@@ -48,6 +48,7 @@ class ShardedTrainer:
     """One run after the other, each on all ranks; every rank calls `train` with the same jobs."""
 
     at_once = cores = 1
+    prioritises = False
 
     def __init__(self, task: Task, ranks: ShardRanks, small: int = SMALL) -> None:
         """`small`: parameters of a network that is gathered as a whole."""

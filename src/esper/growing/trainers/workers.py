@@ -120,6 +120,8 @@ class _Queue:
 class WorkerTrainer:
     """A queue of runs, this process, and its workers."""
 
+    prioritises = False
+
     def __init__(
         self,
         task: Task,
