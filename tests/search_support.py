@@ -197,6 +197,7 @@ class CountingTrainer:
     """Trains integers; keeps which batches of which runs it has trained."""
 
     at_once = cores = 1
+    prioritises = False
 
     def __init__(self, score: Callable[[Row], float] = quality) -> None:
         self.score = score

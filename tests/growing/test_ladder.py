@@ -84,6 +84,20 @@ def test_beside_the_first_run_are_the_widest_and_all_rates_then_widths_near_its_
     assert {r.origin for r in rows if r.params == 100} == {"given"}
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_where_it_may_the_best_of_the_first_rung_is_trained_in_full_at_once(early):
+    networks = FakeNetworks(budget=Budget(params=250))
+    made = ladder(networks, timed=True, early=early, space={"augments": LEVELS})
+    table = climb(made, 1)
+    best = max((one for one in table.rows if one.params > 125), key=lambda one: one.merit)
+    rows, _ = made.next_rung(table, 1.0, price)
+    full = [one for one in rows if one.recipe.batches == RECIPE.batches]
+    wanted = [(best.number, best.recipe.lr, name) for name in ("none", "shift")]
+    assert [(one.parent, one.recipe.lr, one.recipe.augment) for one in full] == wanted * early
+    assert rows[: len(full)] == full, "before all others"
+    assert {one.purpose for one in full} <= {"best"}
+
+
 def test_numbers_and_rungs_go_on_and_no_run_comes_twice():
     table = climb(ladder(), 5)
     assert [one.number for one in table.rows] == list(range(len(table.rows)))

@@ -391,6 +391,35 @@ def test_a_time_limit_is_kept_and_used(tmp_path, limit):
     assert trainer.now >= 0.75 * limit or "nothing" in search.table.ended
 
 
+class Hurried(Ticking):
+    """Notes the jobs that it gets."""
+
+    def __init__(self, prioritises: bool) -> None:
+        super().__init__()
+        self.prioritises = prioritises
+        self.rungs: list[list[Job]] = []
+
+    def train(self, jobs, tick):
+        self.rungs.append([])
+        for job in jobs:
+            self.rungs[-1].append(job)
+            yield self._run(job, tick)
+
+
+@pytest.mark.parametrize("prioritises", [True, False])
+def test_the_best_networks_come_first_where_others_can_wait_for_them(tmp_path, prioritises):
+    trainer = Hurried(prioritises)
+    clock = Clock(lambda: trainer.now, 0.0, 400.0, 0.0, 1.0)
+    search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, early=prioritises)
+    urgent = [[job.urgent for job in jobs] for jobs in trainer.rungs]
+    assert all(flags == sorted(flags, reverse=True) for flags in urgent)
+    rows = search.table.rows
+    best = {row.number for row in rows if row.purpose == "best"}
+    assert {row.rung for row in rows if row.number in best} >= ({1, 2} if prioritises else {2})
+    said = {job.number for jobs in trainer.rungs for job in jobs if job.urgent}
+    assert said == (best if prioritises else set())
+
+
 def test_a_run_says_when_it_was_judged_on_the_clock_of_all_sessions(tmp_path):
     trainer = Ticking()
     clock = Clock(lambda: trainer.now, 0.0, 70.0, 40.0, 1.0)

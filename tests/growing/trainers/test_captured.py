@@ -130,6 +130,16 @@ def test_every_batch_but_the_first_is_replayed_on_the_lane_of_its_run(tmp_path):
     assert machine.log.count("replay") == 3 * 9 + trial
 
 
+def test_an_urgent_run_has_a_lane_before_the_others_and_trains_to_the_same_bits(tmp_path):
+    first, second, third = jobs_of(tmp_path, count=3, batches=10)
+    jobs = [first, replace(second, urgent=True), replace(third, urgent=True)]
+    machine = FakeMachine()
+    ended = train_all(CapturedTrainer(TASK, lanes=2, machine=machine), jobs)
+    runs = [line for line in machine.log if line.startswith("capture on") and line[-1].isdigit()]
+    assert runs == ["capture on 0", "capture on 2", "capture on 3"]
+    assert {n: digest(one) for n, one in ended.items()} == {j.number: reference(j) for j in jobs}
+
+
 @pytest.mark.parametrize(("samples", "size", "table"), [(10, 4, 16), (96, 16, 64), (7, 16, 100)])
 def test_tables_of_sample_numbers_are_the_order_of_the_run(samples, size, table):
     x = torch.arange(samples).float()[:, None]
