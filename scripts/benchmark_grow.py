@@ -30,6 +30,7 @@ from torch import Tensor, fx, nn
 from esper.device.rng import forked_rng
 from esper.growing.ranks import Ranks
 from esper.growing.runs import Recipe
+from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.job import Job, Running, Trainer
@@ -215,7 +216,11 @@ def ours(row: Row, data: tuple[Tensor, Tensor], batches: int) -> tuple[float, fl
     """By the trainer of the device: while all train, and of the whole with start and judging."""
     x, y = data
     task = make_task(row, x, y)
-    trainer = trainer_for(task, 600.0, Ranks())
+    trainer: Trainer
+    if x.is_cuda:  # a search has fewer at a time; all of them here, for the same widths everywhere
+        trainer = CapturedTrainer(task, most=len(row.widths))
+    else:
+        trainer = trainer_for(task, 600.0, Ranks())
     gpu, done, began = x.is_cuda, 0, 0.0
     seen: list[tuple[float, int]] = []
 

@@ -509,7 +509,7 @@ def test_a_stop_takes_effect_within_a_fifth_of_a_second(tmp_path):
     asked = []
 
     def stop(running):
-        if len(running) == 24 and min(run.trained for run in running) > 50:
+        if len(running) == captured.LANES and min(run.trained for run in running) > 50:
             asked.append(time.monotonic())
         return bool(asked)
 
