@@ -196,11 +196,12 @@ def test_an_urgent_run_says_nothing_about_the_speed_of_others():
     made, _ = clock()
     made.learn_speed(planned(), 0.02)
     made.learn(planned(), outcome(0.5), 100, urgent=True)
-    made.learn(planned(cost=2.0), outcome(3.5), 100)
+    other = planned(variant=1, cost=2.0)
+    made.learn(other, outcome(3.5), 100)
     made.end_rung(2.0)
     assert made.parallel == 2.0, "it trained beside the other one"
     assert made.batch_seconds(planned()) == 0.02
-    assert made.batch_seconds(planned(cost=2.0)) == 0.0175
+    assert made.batch_seconds(other) == 0.0175
 
 
 def test_runs_that_never_ended_take_no_room_in_the_next_rung():

@@ -90,7 +90,7 @@ def test_where_it_may_the_best_of_the_first_rung_is_trained_in_full_at_once(earl
     made = ladder(networks, timed=True, early=early, space={"augments": LEVELS})
     table = climb(made, 1)
     best = max((one for one in table.rows if one.params > 125), key=lambda one: one.merit)
-    rows, _ = made.next_rung(table, 1.0, price)
+    rows, _ = made.next_rung(table, 10.0, price)
     full = [one for one in rows if one.recipe.batches == RECIPE.batches]
     wanted = [(best.number, best.recipe.lr, name) for name in ("none", "shift")]
     assert [(one.parent, one.recipe.lr, one.recipe.augment) for one in full] == wanted * early

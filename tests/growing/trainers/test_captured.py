@@ -134,9 +134,9 @@ def test_an_urgent_run_has_a_lane_before_the_others_and_trains_to_the_same_bits(
     first, second, third = jobs_of(tmp_path, count=3, batches=10)
     jobs = [first, replace(second, urgent=True), replace(third, urgent=True)]
     machine = FakeMachine()
-    ended = train_all(CapturedTrainer(TASK, lanes=2, machine=machine), jobs)
+    ended = train_all(CapturedTrainer(TASK, lanes=3, machine=machine), jobs)
     runs = [line for line in machine.log if line.startswith("capture on") and line[-1].isdigit()]
-    assert runs == ["capture on 0", "capture on 2", "capture on 3"]
+    assert runs == ["capture on 0", "capture on 3", "capture on 4"]
     assert {n: digest(one) for n, one in ended.items()} == {j.number: reference(j) for j in jobs}
 
 
