@@ -18,8 +18,9 @@ from torch import nn
 
 import esper
 from esper.growing.api import prepare_run
-from esper.growing.folder import read_table, weights_path
+from esper.growing.folder import GrowFolder, read_table, weights_path
 from esper.growing.progress import ProgressPrinter
+from esper.growing.runs import Table
 from esper.growing.search import control_numbers, frontier_numbers
 from esper.growing.settings import GrowSettings
 from grow_support import read_parts, runs_of
@@ -159,6 +160,18 @@ def test_the_reference_of_a_cap_leaves_most_of_the_time_to_smaller_networks(monk
 
     assert seconds(89) == pytest.approx(20.0, rel=0.1)
     assert seconds(88) == pytest.approx(8.5, rel=0.1)
+
+
+@pytest.mark.parametrize(("prioritises", "minutes"), [(True, 1.0), (True, None), (False, 1.0)])
+def test_a_good_network_comes_early_where_time_is_limited_and_others_can_wait(
+    tmp_path, monkeypatch, prioritises, minutes
+):
+    monkeypatch.setattr("esper.growing.run.GrowRun._probe", lambda _: 0.1)
+    budget, printer = esper.Budget(host_runs=5, minutes=minutes), ProgressPrinter(verbose=False)
+    run = prepare_run(model, (data(), None, None), budget, GrowSettings(device="cpu"), printer)
+    monkeypatch.setattr(run.trainer, "prioritises", prioritises)
+    search = run._make_search(GrowFolder(tmp_path), Table())
+    assert search.ladder.settings.early == (prioritises and minutes is not None)
 
 
 class Choosy(nn.Module):

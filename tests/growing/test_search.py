@@ -20,7 +20,7 @@ from esper.growing.budget import Budget
 from esper.growing.clock import RESERVE, RESERVED, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged
-from esper.growing.trainers.job import Outcome, Running
+from esper.growing.trainers.job import Job, Outcome, Running
 from search_support import (
     HOW,
     RECIPE,
@@ -406,18 +406,42 @@ class Hurried(Ticking):
             yield self._run(job, tick)
 
 
+class Noting(Clock):
+    """Notes the runs that others waited for."""
+
+    waited: set[int]
+
+    def learn(self, row, outcome, trained, urgent=False):
+        self.waited = getattr(self, "waited", set()) | ({row.number} if urgent else set())
+        super().learn(row, outcome, trained, urgent)
+
+
 @pytest.mark.parametrize("prioritises", [True, False])
-def test_the_best_networks_come_first_where_others_can_wait_for_them(tmp_path, prioritises):
+def test_the_best_networks_are_urgent_where_others_can_wait_for_them(tmp_path, prioritises):
     trainer = Hurried(prioritises)
-    clock = Clock(lambda: trainer.now, 0.0, 400.0, 0.0, 1.0)
+    clock = Noting(lambda: trainer.now, 0.0, 400.0, 0.0, 1.0)
     search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, early=prioritises)
-    urgent = [[job.urgent for job in jobs] for jobs in trainer.rungs]
-    assert all(flags == sorted(flags, reverse=True) for flags in urgent)
     rows = search.table.rows
-    best = {row.number for row in rows if row.purpose == "best"}
-    assert min(row.rung for row in rows if row.number in best) == (1 if prioritises else 2)
-    said = {job.number for jobs in trainer.rungs for job in jobs if job.urgent}
-    assert said == (best if prioritises else set())
+    best = {one.number for one in rows if one.purpose == "best"}
+    assert min(one.rung for one in rows if one.number in best) == (1 if prioritises else 2)
+    urgent = {job.number for jobs in trainer.rungs for job in jobs if job.urgent}
+    assert urgent == clock.waited == (best if prioritises else set())
+
+
+@pytest.mark.parametrize("prioritises", [True, False])
+def test_urgent_runs_come_first_then_long_ones(tmp_path, prioritises):
+    trainer = Hurried(prioritises)
+    lengths = {1: ("neighbour", 5), 2: ("best", 10), 3: ("widest", 20)}
+    planned = [
+        row(number, status="planned", trained=0, saved=False, score=math.nan, purpose=purpose,
+            recipe=replace(RECIPE, batches=batches))
+        for number, (purpose, batches) in lengths.items()
+    ]  # fmt: skip
+    search = make_search(Disk(tmp_path), runs=1.5, trainer=trainer)
+    search.clock.learn_speed(row(), 0.1)
+    search.run(Table((row(), *planned)))
+    first = [job.number for job in trainer.rungs[0]]
+    assert first == ([2, 3, 1] if prioritises else [3, 2, 1])
 
 
 def test_a_run_says_when_it_was_judged_on_the_clock_of_all_sessions(tmp_path):
