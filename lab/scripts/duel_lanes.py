@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     made = lanes(sorted(os.sched_getaffinity(0)), args.gpu_lanes, args.cpu_lanes)
     if args.gpu_lanes:
-        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)
+        subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False)  # it may be running
     threads = []
     for device, seconds in (("cuda", args.gpu_seconds), ("cpu", args.cpu_seconds)):
         plays, lock = iter(wanted(args, device, seconds)), threading.Lock()

@@ -6,7 +6,7 @@ so far is always a finished network. The rungs:
     0   the user's model and its other widths at several rates, a ninth as long as a full run;
         without a limit on time the model in full as well
     1   the better third of these, the best with augmentation and other regularisers, neighbours;
-        a third of the length
+        a third of the length; before them, where others can wait for it, the best in full
     2   the best, also at every strength of augmentation, the model at its best rate, the widest
         network, the better third, neighbours of the best; in full
     3.. three times as long what has gained from length, or more neighbours of the best
