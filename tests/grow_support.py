@@ -13,7 +13,7 @@ import torch
 
 import esper
 from esper.growing.api import prepare_run
-from esper.growing.data import MEMORY_SHARE, GrowData, read_data
+from esper.growing.data.reading import MEMORY_SHARE, GrowData, read_data
 from esper.growing.folder import GrowFolder, read_table
 from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
@@ -44,7 +44,9 @@ def read_parts(
     """The data of a search with these settings; `memory_limit`: bytes that a part may take."""
     with pytest.MonkeyPatch.context() as patched:
         if memory_limit is not None:
-            patched.setattr("esper.growing.data.free_bytes", lambda _: memory_limit / MEMORY_SHARE)
+            patched.setattr(
+                "esper.growing.data.reading.free_bytes", lambda _: memory_limit / MEMORY_SHARE
+            )
         chosen = GrowSettings(**settings)
         return read_data(train, val, test, chosen, sample_weights, two_inputs)
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
-from esper.growing.data import read_data
+from esper.growing.data.reading import read_data
 from esper.growing.problem import limit_blueprints, make_problem
 from esper.growing.progress import ProgressPrinter
 from esper.growing.run import GrowRun

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.growing.api import grow as grow
     from esper.growing.budget import Budget as Budget
-    from esper.growing.encoding import encoded_columns as encoded_columns
+    from esper.growing.data.encoding import encoded_columns as encoded_columns
     from esper.growing.result import GrowResult as GrowResult
     from esper.leyline.errors import EsperError as EsperError
     from esper.tamiyo.policy import Policy as Policy
@@ -34,7 +34,7 @@ _HOMES = {
     "grow": "esper.growing.api",
     "Budget": "esper.growing.budget",
     "GrowResult": "esper.growing.result",
-    "encoded_columns": "esper.growing.encoding",
+    "encoded_columns": "esper.growing.data.encoding",
     "EsperError": "esper.leyline.errors",
     "Policy": "esper.tamiyo.policy",
 }

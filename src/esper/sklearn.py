@@ -36,11 +36,12 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from esper.growing.api import prepare_run, write_report
-from esper.growing.arrays import check_columns
 from esper.growing.budget import Budget
-from esper.growing.encoding import Categorical, Encoding, learn_encoding
+from esper.growing.data.arrays import check_columns
+from esper.growing.data.encoding import Categorical, Encoding, learn_encoding
+from esper.growing.data.parts import GrowPart, sample_keys
+from esper.growing.data.tables import read_table
 from esper.growing.folder import GrowFolder
-from esper.growing.parts import GrowPart, sample_keys
 from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
 from esper.growing.recipes import RATES, SMOOTHING
@@ -50,7 +51,6 @@ from esper.growing.runs import Table
 from esper.growing.scaling import Scaling, calibrated, with_scaling
 from esper.growing.settings import GrowSettings
 from esper.growing.stored import read_script
-from esper.growing.tables import read_table
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError, shown
 from esper.tasks.splits import cut_samples

@@ -12,7 +12,7 @@ import pytest
 
 import esper
 from esper.growing.api import grow
-from esper.growing.samples import LABEL_KEYS
+from esper.growing.data.samples import LABEL_KEYS
 from esper.tasks.metrics import EXPLAINED, METRICS
 from esper.tasks.objectives import LOSSES
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growing.data import GrowData
+from esper.growing.data.reading import GrowData
 from grow_support import quick_search, read_parts
 from support import refused
 

@@ -19,9 +19,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from esper.growing.data import GrowData
-from esper.growing.parts import GrowPart
-from esper.growing.streams import StreamSource
+from esper.growing.data.parts import GrowPart
+from esper.growing.data.reading import GrowData
+from esper.growing.data.streams import StreamSource
 from grow_support import read_parts
 from support import refused
 
@@ -454,7 +454,7 @@ def test_endless_data_are_streamed(monkeypatch):
         def __iter__(self) -> Any:
             return ((torch.ones(F), i % 2) for i in itertools.count())
 
-    monkeypatch.setattr("esper.growing.sources.MAX_UNCOUNTED", 1000)
+    monkeypatch.setattr("esper.growing.data.sources.MAX_UNCOUNTED", 1000)
     data = read_parts(Endless(), val=Samples(samples=30))
     assert isinstance(data.train, StreamSource)
     assert any(note.endswith("or does not end") for note in data.notes)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from esper.growing.data import GrowData
+from esper.growing.data.reading import GrowData
 from esper.growing.model_checks import check_against_model, model_failure
 from esper.kasmina.tracing import trace_model
 from esper.leyline.errors import EsperError

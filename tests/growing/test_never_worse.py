@@ -13,7 +13,7 @@ from sklearn.metrics import r2_score
 from torch import Tensor, nn
 
 import esper
-from esper.growing.data import read_data
+from esper.growing.data.reading import read_data
 from esper.growing.settings import GrowSettings
 from random_problems import RandomProblem, draw_problem, measured_macs
 

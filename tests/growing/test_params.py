@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.growing.data import read_data
+from esper.growing.data.reading import read_data
 from esper.growing.networks import Variant
 from esper.growing.problem import make_problem
 from esper.growing.settings import GrowSettings

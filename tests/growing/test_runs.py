@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from captured_support import make_task, table_data
 from esper.device.rng import forked_rng
-from esper.growing.data import read_data
+from esper.growing.data.reading import read_data
 from esper.growing.folder import GrowFolder, read_table
 from esper.growing.networks import Variant
 from esper.growing.problem import make_problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from esper.growing.parts import GrowPart
+from esper.growing.data.parts import GrowPart
 from esper.growing.scaling import FACTORS, calibrated
 
 

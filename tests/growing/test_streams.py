@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import esper
-from esper.growing.streams import StreamSource
+from esper.growing.data.streams import StreamSource
 from esper.growing.trainers import data as trainer_data
 from esper.growing.trainers.data import StreamReader
 from esper.growing.trainers.program import Program

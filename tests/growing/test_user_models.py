@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import esper
-from esper.growing.data import read_data
-from esper.growing.parts import map_inputs
+from esper.growing.data.parts import map_inputs
+from esper.growing.data.reading import read_data
 from esper.growing.problem import make_problem
 from esper.growing.settings import GrowSettings
 from esper.growing.trainers.program import Program

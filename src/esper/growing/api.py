@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from esper.growing.budget import Budget
-from esper.growing.data import read_data
-from esper.growing.encoding import takes_two_inputs
+from esper.growing.data.encoding import takes_two_inputs
+from esper.growing.data.reading import read_data
 from esper.growing.folder import RUNS, GrowFolder, read_sources
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter

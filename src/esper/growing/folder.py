@@ -33,7 +33,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from esper.growing.budget import Budget
-from esper.growing.encoding import Encoding
+from esper.growing.data.encoding import Encoding
 from esper.growing.runs import Table
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import read_record, to_json

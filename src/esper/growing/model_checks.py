@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from esper.growing.data import GrowData
+from esper.growing.data.reading import GrowData
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import format_error
 from esper.tasks.objectives import TrainingLoss

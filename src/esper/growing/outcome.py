@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.backends import cudnn
 
 from esper.growing.code.scripts import Scripts
-from esper.growing.data import GrowData
+from esper.growing.data.reading import GrowData
 from esper.growing.folder import RESULT, GrowFolder, GrowInfo
 from esper.growing.networks import Networks
 from esper.growing.problem import Problem

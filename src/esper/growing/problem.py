@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.data import GrowData
+from esper.growing.data.parts import GrowPart, Inputs
+from esper.growing.data.reading import GrowData
+from esper.growing.data.streams import StreamSource
 from esper.growing.folder import architecture_of
 from esper.growing.model_checks import check_against_model, model_failure
-from esper.growing.parts import GrowPart, Inputs
 from esper.growing.settings import GrowSettings
-from esper.growing.streams import StreamSource
 from esper.kasmina.layers.initialisation import build
 from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.tracing import HostTrace, trace_model

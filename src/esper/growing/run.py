@@ -19,12 +19,13 @@ from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
+from esper.growing.data.parts import GrowPart, tensor_digest
+from esper.growing.data.streams import StreamSource
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table
 from esper.growing.ladder import MAX_SHARE, Ladder
 from esper.growing.moves import Space
 from esper.growing.networks import Networks, Variant
 from esper.growing.outcome import make_result
-from esper.growing.parts import GrowPart, tensor_digest
 from esper.growing.problem import Model, Problem
 from esper.growing.progress import ProgressPrinter
 from esper.growing.proposals import LadderSettings
@@ -45,7 +46,6 @@ from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
 from esper.growing.search import Search
 from esper.growing.settings import WHERE, GrowSettings
-from esper.growing.streams import StreamSource
 from esper.growing.trainers.augment import NONE, check_augmentation, levels
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader

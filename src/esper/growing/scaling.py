@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import fx, nn
 
-from esper.growing.parts import GrowPart
+from esper.growing.data.parts import GrowPart
 from esper.growing.recipes import SMOOTHING
 from esper.leyline.arrays import Doubles
 

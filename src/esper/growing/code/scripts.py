@@ -8,9 +8,9 @@ from typing import Final
 
 from esper.growing.code.script import Subject, network_script
 from esper.growing.code.training import Start, Training
+from esper.growing.data.parts import GrowPart
 from esper.growing.folder import GrowInfo
 from esper.growing.networks import Networks
-from esper.growing.parts import GrowPart
 from esper.growing.problem import Problem
 from esper.growing.refit import refit_recipe
 from esper.growing.result import NetworkRecord

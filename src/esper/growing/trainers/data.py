@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from esper.device.rng import forked_rng, permutations
-from esper.growing.parts import GrowPart
-from esper.growing.parts import Inputs as RawInputs
-from esper.growing.streams import StreamSource
+from esper.growing.data.parts import GrowPart
+from esper.growing.data.parts import Inputs as RawInputs
+from esper.growing.data.streams import StreamSource
 from esper.kasmina.tracing import Inputs
 from esper.leyline.streams import stream_keys, stream_seed
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.growing.parts import Strings
+from esper.growing.data.parts import Strings
 from esper.leyline.errors import EsperError, shown
 
 

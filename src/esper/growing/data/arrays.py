@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.growing.parts import Strings
+from esper.growing.data.parts import Strings
 from esper.leyline.errors import EsperError, shown
 
 _NARROWED: Final = {

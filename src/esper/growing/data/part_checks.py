@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from esper.growing.arrays import Notes
-from esper.growing.parts import GrowPart, RawPart, named_inputs, sample_keys
+from esper.growing.data.arrays import Notes
+from esper.growing.data.parts import GrowPart, RawPart, named_inputs, sample_keys
 from esper.leyline.errors import EsperError, shown
 from esper.tasks.row_terms import dtype_name
 

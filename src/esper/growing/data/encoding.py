@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.growing.tables import Column, Table, is_missing, read_table, split_table
+from esper.growing.data.tables import Column, Table, is_missing, read_table, split_table
 from esper.kasmina.layers.initialisation import build
 from esper.leyline.errors import EsperError, shown, unknown_name
 

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from esper.device.memory import free_bytes
-from esper.growing.arrays import Notes, Place
-from esper.growing.encoding import Encoding, encode_parts
-from esper.growing.labels import LabelMap
-from esper.growing.opening import open_source
-from esper.growing.part_checks import (
+from esper.growing.data.arrays import Notes, Place
+from esper.growing.data.encoding import Encoding, encode_parts
+from esper.growing.data.labels import LabelMap
+from esper.growing.data.opening import open_source
+from esper.growing.data.part_checks import (
     check_classes,
     check_lengths,
     check_like_train,
@@ -31,10 +31,10 @@ from esper.growing.part_checks import (
     note_new_classes,
     note_overlap,
 )
-from esper.growing.parts import GrowPart, RawPart, fingerprint, sample_keys
+from esper.growing.data.parts import GrowPart, RawPart, fingerprint, sample_keys
+from esper.growing.data.sources import Source
+from esper.growing.data.streams import StreamSource
 from esper.growing.settings import GrowSettings, StreamChoice
-from esper.growing.sources import Source
-from esper.growing.streams import StreamSource
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown
 from esper.tasks.objectives import check_sample_weights

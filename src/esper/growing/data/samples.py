@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from esper.growing.arrays import Place, input_tensor, stack_values, target_values
-from esper.growing.parts import RawPart, by_key, from_keys, input_name
+from esper.growing.data.arrays import Place, input_tensor, stack_values, target_values
+from esper.growing.data.parts import RawPart, by_key, from_keys, input_name
 from esper.leyline.errors import EsperError, shown, unknown_name
 
 LABEL_KEYS: Final = ("label", "labels", "target", "targets", "y")

@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.growing.arrays import Place
-from esper.growing.samples import label_column, split_columns, split_sample
-from esper.growing.sources import (
+from esper.growing.data.arrays import Place
+from esper.growing.data.samples import label_column, split_columns, split_sample
+from esper.growing.data.sources import (
     ArraySource,
     DatasetSource,
     IterableSource,

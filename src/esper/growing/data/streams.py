@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from esper.growing.labels import LabelMap
-from esper.growing.part_checks import check_values, describe_samples
-from esper.growing.parts import GrowPart, Inputs, RawPart
-from esper.growing.sources import Source
+from esper.growing.data.labels import LabelMap
+from esper.growing.data.part_checks import check_values, describe_samples
+from esper.growing.data.parts import GrowPart, Inputs, RawPart
+from esper.growing.data.sources import Source
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed

@@ -24,9 +24,9 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from esper.growing.arrays import Place
-from esper.growing.parts import RawPart, input_bytes, join_parts
-from esper.growing.samples import collate_samples, convert_batch, split_sample
+from esper.growing.data.arrays import Place
+from esper.growing.data.parts import RawPart, input_bytes, join_parts
+from esper.growing.data.samples import collate_samples, convert_batch, split_sample
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from esper.growing.arrays import Notes, Place
-from esper.growing.samples import label_column
+from esper.growing.data.arrays import Notes, Place
+from esper.growing.data.samples import label_column
 from esper.leyline.errors import EsperError
 
 ACCEPTED: Final = "a data frame, a dict of columns, or an array [N, columns]"
