@@ -6,10 +6,11 @@
 The hosts of a context are its initialisations. A rule sees them in random order, as accuracy on
 `val_control`, and keeps one; accuracy on `val_score` at its end counts. Compute is that of all runs
 it began, in whole runs. `--longer`: the same audit with a larger budget, so that a rule is also
-compared with one run of its own compute (logarithmic in between).
+compared with one run of its own compute (logarithmic in between). "By its curve": by a linear
+forecast of the end from accuracies and losses so far, fitted to the other contexts.
 
 Shape letters: C contexts, H hosts, K topologies, T observations, R random orders, M hosts that a
-rule may begin, X rules.
+rule may begin, X runs of other contexts, F numbers that say how a curve has gone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -36,6 +38,8 @@ SHARES: Final = (1 / 12, 1 / 6, 1 / 3, 1 / 2)
 """Parts of a run after which a rule decides."""
 QUANTILES: Final = (0.25, 0.5, 0.75)
 RESTARTS: Final = 3
+PENALTIES: Final = tuple(10.0**power for power in range(-3, 4))
+"""Of the forecast, to choose from by cross-validation."""
 MIN_KNOWN: Final = 4
 """Fewest runs that the quantile of a context is taken from."""
 
@@ -63,6 +67,8 @@ class Orders:
     order_RH: Ints
     others_XKT: Doubles
     """Runs of the other contexts, on `val_control`."""
+    forecast: Callable[[int], Doubles]
+    """`[H, K]`: after a step, from the curve so far; it only ranks the hosts."""
 
     @property
     def steps(self) -> int:
@@ -111,14 +117,18 @@ class Row:
     """Accuracy minus that of one run with the same compute; NaN beyond the longer audit."""
 
 
-def best_of(members: int, step: int) -> Rule:
-    """The best on `val_control` after a step goes on."""
+def best_of(members: int, step: int, by_curve: bool = False) -> Rule:
+    """The best on `val_control` after a step goes on; `by_curve`: the best by its forecast."""
 
     def play(orders: Orders) -> Played:
-        kept_RK = orders.control(members, step).argmax(axis=1)
+        if by_curve:
+            seen_RMK = orders.forecast(step)[orders.order_RH[:, :members]]
+        else:
+            seen_RMK = orders.control(members, step)
+        kept_RK = seen_RMK.argmax(axis=1)
         return kept_RK, np.full(kept_RK.shape, 1 + (members - 1) * step / orders.steps)
 
-    return Rule(f"best of {members} after step {step}", members, play)
+    return Rule(f"best of {members} after step {step}{by_curve * ', by its curve'}", members, play)
 
 
 def quantile(share: float, step: int, by_context: bool) -> Rule:
@@ -178,6 +188,7 @@ def rules(hosts: int, steps: int) -> list[Rule]:
     at = sorted({max(1, round(share * steps)) for share in SHARES})
     fit = [members for members in MEMBERS if members <= hosts]
     found = [best_of(members, step) for members in fit for step in (*at, steps)]
+    found += [best_of(members, step, by_curve=True) for members in fit for step in at]
     if hosts > RESTARTS:
         known = (True, False) if hosts - RESTARTS - 1 >= MIN_KNOWN else (False,)
         found += [quantile(q, step, by) for by in known for q in QUANTILES for step in at[1:3]]
@@ -220,11 +231,51 @@ def _orders(
     hosts, topologies, observations = control_CHKT.shape[1:]
     found = []
     for context in at:
-        others = control_CHKT[at[at != context]].reshape(-1, topologies, observations)
+        rest = at[at != context]
+        others = control_CHKT[rest].reshape(-1, topologies, observations)
         order_RH = np.argsort(generator.random((config.draws, hosts)), axis=1)
         final_HK = audit.records.accuracy_CHKT[context, :, :, -1].astype(np.float64)
-        found.append(Orders(control_CHKT[context], final_HK, order_RH, others))
+        forecast = partial(forecasts, audit, rest, int(context))
+        found.append(Orders(control_CHKT[context], final_HK, order_RH, others, forecast))
     return found
+
+
+def forecasts(audit: Audit, known: Ints, context: int, step: int) -> Doubles:
+    """`[H, K]`: how each host of a context will end, from its curve up to a step.
+
+    Fitted to the contexts that are known, where curves and ends count by how they differ from those
+    of the other hosts with the same topology.
+    """
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    curves_CHKF = curve_features(audit, step)
+    ends_CHK = audit.records.accuracy_CHKT[..., -1].astype(np.float64)
+    seen = curves_CHKF[known] - curves_CHKF[known].mean(axis=1, keepdims=True)
+    ends = ends_CHK[known] - ends_CHK[known].mean(axis=1, keepdims=True)
+    model = make_pipeline(StandardScaler(), RidgeCV(PENALTIES))
+    model.fit(seen.reshape(-1, seen.shape[-1]), ends.ravel())
+    new_HKF = curves_CHKF[context]
+    return np.asarray(model.predict(new_HKF.reshape(-1, new_HKF.shape[-1]))).reshape(
+        new_HKF.shape[:-1]
+    )
+
+
+def curve_features(audit: Audit, step: int) -> Doubles:
+    """`[C, H, K, F]`: accuracy, loss and training loss at a step, two before it and on average."""
+    records = audit.records
+    curves = (records.control_CHKT, records.loss_CHKT, records.train_loss_CHKT)
+    columns = [
+        column
+        for curve_CHKT in curves
+        for column in (
+            curve_CHKT[..., step],
+            curve_CHKT[..., max(1, step - 2)],
+            curve_CHKT[..., 1 : step + 1].mean(axis=-1),
+        )
+    ]
+    return np.nan_to_num(np.stack(columns, axis=-1).astype(np.float64))
 
 
 def _played(rule: Rule, orders: Orders) -> tuple[float, float]:

@@ -56,6 +56,28 @@ def test_a_quantile_rule_begins_anew_below_the_quantile_at_most_three_times():
     assert row.gain_C.mean() == pytest.approx(GAIN * 1.94, abs=GAIN * 0.15)
 
 
+def test_a_rule_by_the_curve_sees_what_the_last_accuracy_does_not_show():
+    audit = ranked()
+    ends = audit.records.accuracy_CHKT
+    blind = np.zeros_like(audit.records.control_CHKT)
+    told = replace(audit.records, control_CHKT=blind, loss_CHKT=-ends)
+    rows = rows_of(replace(audit, records=told))
+    assert rows["best of 8 after step 4, by its curve"].gain_C == pytest.approx(3.5 * GAIN)
+    assert rows["best of 8 after step 4"].gain_C.mean() < GAIN
+    # what is to come is not seen
+    late = np.where(np.arange(ends.shape[-1]) > 4, -ends, 0).astype(np.float32)
+    rows = rows_of(replace(audit, records=replace(told, loss_CHKT=late)))
+    assert rows["best of 8 after step 4, by its curve"].gain_C.mean() < GAIN
+
+
+def test_a_forecast_is_not_fitted_to_the_context_that_it_is_for():
+    audit = ranked()
+    signs = np.array([-1, 1, 1, 1])[:, None, None, None]  # one context is the other way round
+    turned = replace(audit.records, accuracy_CHKT=audit.records.accuracy_CHKT * signs)
+    row = rows_of(replace(audit, records=turned))["best of 8 after step 4, by its curve"]
+    assert row.gain_C[0] == pytest.approx(-3.5 * GAIN)
+
+
 def test_compute_is_paid_at_the_price_of_the_task():
     audit = ranked()
     row = rows_of(audit)["best of 8 after step 12"]
