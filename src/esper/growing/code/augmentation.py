@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from esper.growing.code.docs import function
+from esper.growing.code.parts import function
 from esper.growing.trainers.augment import CUTOUT, NOISE, NONE, SCALE, SHIFT
 from esper.leyline.errors import EsperError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -12,8 +13,6 @@ from torch import Tensor
 
 MAX_NUMBERS: Final = 256
 """Of a tensor that is written out."""
-_BASE: Final = 10_000.0
-"""Of sinusoidal positions."""
 
 
 def constant_source(value: Tensor) -> str | None:
@@ -100,18 +99,14 @@ def _waves(value: Tensor, view: str) -> Iterator[tuple[str, Tensor]]:
         yield f"angles({rows}, {2 * columns}).{wave}(){view}", found.view(value.shape)
 
 
-def angles(length: int, width: int) -> Tensor:
-    """Angles of positions, at rates from 1 to 1 / 10,000 `[length, width // 2]`."""
-    rate = torch.exp(torch.arange(0, width, 2) * (-math.log(_BASE) / width))
-    return torch.arange(length)[:, None] * rate
-
-
-ANGLES: Final = '''
-def angles(length, width):
+def angles(length: int, width: int) -> torch.Tensor:
     """Angles of positions, at rates from 1 to 1 / 10,000."""
     rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
     return torch.arange(length)[:, None] * rate
-'''
+
+
+ANGLES: Final = inspect.getsource(angles)
+"""For scripts, which may call it."""
 
 
 def _written_out(value: Tensor) -> str:

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from torch import nn
 
-from esper.growing.code.docs import function
 from esper.growing.code.expressions import Imports, function_name
+from esper.growing.code.parts import function
 from esper.growing.runs import Recipe
 from esper.kasmina.training.losses import IGNORED, cross_entropy
 from esper.leyline.errors import EsperError

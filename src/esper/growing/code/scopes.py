@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 from torch import fx
 
@@ -55,15 +56,21 @@ class Scope:
 
 
 def drop_defaults(network: fx.GraphModule) -> None:
-    """Leave out arguments of layers that have their default, as `src_mask=None`."""
+    """Leave out arguments that have their default, as `src_mask=None`."""
     for node in network.graph.nodes:
-        if node.op != "call_module" or not node.kwargs:
+        if node.op not in ("call_module", "call_function") or not node.kwargs:
             continue
-        known = inspect.signature(network.get_submodule(str(node.target)).forward).parameters
+        target: Any = node.target
+        if node.op == "call_module":
+            target = network.get_submodule(target).forward
+        try:
+            known = inspect.signature(target).parameters
+        except (TypeError, ValueError):  # most of torch's functions in C++
+            continue
         node.kwargs = {
             name: value
             for name, value in node.kwargs.items()
-            if name not in known or isinstance(value, fx.Node) or value != known[name].default
+            if name not in known or repr(value) != repr(known[name].default)
         }
 
 
