@@ -42,8 +42,8 @@ def to_plain(
     Modules with data-dependent control flow cannot be traced and stay as modules of the user's
     class: `plain.meta["untraced"]` lists them, and a warning is logged.
     """
-    segments, live = _copied_parts(host, seeds)
-    return _folded(_Chain(_links(segments, live, slots)), f"Plain{type(host).__name__}")
+    chain = _Chain(_links(*_copied_parts(host, seeds), slots))
+    return fold(chain, chain.seed_paths, f"Plain{type(host).__name__}", LeafTracer())
 
 
 class Added(nn.Module):
@@ -58,29 +58,19 @@ class Added(nn.Module):
         return out
 
 
-def _folded(chain: _Chain, name: str) -> fx.GraphModule:
-    return fold(chain, chain.seed_paths, name, LeafTracer())
-
-
 def fold(root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer) -> fx.GraphModule:
     """Trace a module in eval mode and simplify its graph; what cannot be traced is logged.
 
     `seeds`: prefixes of the paths of seeds, with a dot. Parameters are the module's own.
     """
-    plain = _simplified(root, seeds, name, tracer)
+    whole = fx.GraphModule(root, tracer.trace(root.eval()), name)
+    simplify(whole, seeds)
+    plain = _without_unused(whole).eval()
     plain.meta["untraced"] = untraced = tracer.untraced_paths(plain.graph)
     if untraced:
         reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
         _log.info("kept whole, as they cannot be traced: %s", reasons)
     return plain
-
-
-def _simplified(
-    root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer
-) -> fx.GraphModule:
-    whole = fx.GraphModule(root, tracer.trace(root.eval()), name)
-    simplify(whole, seeds)
-    return _without_unused(whole).eval()
 
 
 # ---- replacement of our layers ------------------------------------------------------------
