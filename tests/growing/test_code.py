@@ -40,7 +40,7 @@ from esper.growing.trainers.task import scalar_loss
 from esper.kasmina.tracing import finished_model, planted_model, trace_model
 from esper.leyline.errors import EsperError
 from esper.tasks.metrics import make_metric
-from esper.tasks.objectives import make_training_loss
+from esper.tasks.objectives import make_training_loss, with_sample_weights
 from support import refused
 
 DRAWS = 12
@@ -344,6 +344,19 @@ def test_losses_and_metrics_are_those_of_the_search(shape, targets, options, met
         assert space["score"](outputs, targets) == pytest.approx(expected, abs=1e-6), name
         found = space["loss_fn"](outputs, targets)
         assert float(found) == pytest.approx(float(scalar_loss(loss)(outputs, targets)), abs=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "targets", "options", "metrics"), LOSSES)
+def test_losses_of_weighted_samples_are_those_of_the_search(shape, targets, options, metrics):
+    chosen = {"loss": "auto", "targets": targets, "output_shape": shape} | options
+    loss = make_training_loss(**chosen)
+    terms = replace(loss.terms, weighted=True)
+    weights = torch.linspace(0.1, 2.0, 8)
+    outputs = torch.randn(8, *shape, generator=torch.Generator().manual_seed(4))
+    recipe, space = Recipe("adamw", 0.01, 0.0, 0.0, 8, 10), {"torch": torch, "F": F}
+    exec("\n".join(loss_lines(replace(loss, terms=terms), recipe, Imports())), space)
+    expected = terms(outputs[None], with_sample_weights(targets, weights)[None])[0]
+    assert float(space["loss_fn"](outputs, targets, weights)) == pytest.approx(float(expected))
 
 
 # ---- from a search ------------------------------------------------------------------------------
