@@ -139,6 +139,25 @@ def test_a_large_table_without_a_formula_is_refused():
     )
 
 
+class Features(nn.Module):
+    """Random features that do not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", 3.0 * torch.randn(4, 100))
+        self.out = nn.Linear(100, 3)
+
+    def forward(self, x):
+        return self.out(torch.cos(x @ self.rates))
+
+
+def test_random_buffers_are_drawn_anew(monkeypatch):
+    make = run_here(written(Case(Features, rows)).text, monkeypatch)["make_model"]
+    one, other = make(0), make(1)
+    assert not one.rates.equal(other.rates)
+    assert float(one.rates.std()) == pytest.approx(3.0, rel=0.1)
+
+
 class InPlace(nn.Module):
     """What it computes depends on the order of its calls."""
 

@@ -49,23 +49,19 @@ def rounded(number: float, error: float) -> float:
 def tensor_part(draws: Sequence[nn.Module]) -> Callable[[str, Tensor], Call]:
     """How parameters and buffers outside of torch's layers are built; `draws`: the network with
     several initial weights."""
-    saved, drawn = set(draws[0].state_dict()), set(_drawn_buffers(draws))
+    drawn = _drawn_buffers(draws)
 
     def part(path: str, tensor: Tensor) -> Call:
-        shape, kind = sizes(tensor), _kind(tensor)
+        kind = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
         if isinstance(tensor, nn.Parameter):
             trains = "" if tensor.requires_grad else ", False"
-            return Call("nn.Parameter(torch.zeros(", shape, f"{kind}){trains})")
-        kept = ")" if path in saved else ", persistent=False)"
+            return Call("nn.Parameter(torch.zeros(", sizes(tensor), f"{kind}){trains})")
         if path in drawn:
-            return Call("nn.Buffer(torch.zeros(", shape, f"{kind}){kept}")
-        return Call("nn.Buffer(", {"": Source(_fixed(path, tensor))}, kept)
+            zeros = f"torch.zeros({tuple(tensor.shape)}{kind})"
+            return Call("nn.Buffer(", {"": Source(drawn[path].format(zeros))})
+        return Call("nn.Buffer(", {"": Source(_fixed(path, tensor))})
 
     return part
-
-
-def _kind(tensor: Tensor) -> str:
-    return "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
 
 
 def _fixed(path: str, tensor: Tensor) -> str:
@@ -75,15 +71,18 @@ def _fixed(path: str, tensor: Tensor) -> str:
     return source
 
 
-def _drawn_buffers(draws: Sequence[nn.Module]) -> list[str]:
-    """Names of the buffers that differ between draws, but for those that the user's class draws."""
-    others = [dict(model.named_buffers()) for model in draws[1:]]
-    return [
-        name
-        for name, value in draws[0].named_buffers()
-        if value.is_floating_point() and _is_torch(_owner(draws[0], name))
-        if not all(other[name].equal(value) for other in others)
-    ]
+def _drawn_buffers(draws: Sequence[nn.Module]) -> dict[str, str]:
+    """How buffers are drawn that differ between draws, but for those that the user's class draws;
+    with {} in the place of the tensor."""
+    found = {}
+    for name, value in draws[0].named_buffers():
+        if value.is_floating_point() and _is_torch(_owner(draws[0], name)):
+            every = torch.stack([model.get_buffer(name) for model in draws])
+            if not all(one.equal(value) for one in every):
+                (part,) = look(nn.Module(), "", every, False)
+                part.rule, part.gain = "none", part.deviation
+                found[name] = _step(part)
+    return found
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:
@@ -126,26 +125,19 @@ def init_lines(draws: Sequence[nn.Module], fresh: nn.Module) -> list[str]:
             continue
         padding = getattr(owner, "padding_idx", None)
         rules[name] = _rule(shown.parts(name), value, fresh.get_parameter(name), padding)
-    for name in _drawn_buffers(draws):
-        (part,) = look(nn.Module(), "", torch.stack([m.get_buffer(name) for m in draws]), False)
-        part.rule, part.gain = "none", part.deviation
-        rules[name] = (_step(part),)
     return _lines(draws[0], rules)
 
 
 def _rule(parts: Sequence[Part], value: Tensor, fresh: Tensor, padding: int | None) -> _Rule:
     """The calls that draw the parts of a tensor which are not right as they are."""
-    size = len(value) // len(parts) if len(parts) > 1 else 0
-    chunks = [slice(n * size, (n + 1) * size) for n in range(len(parts))]
-    wrong = [
-        (part, chunk if size else ...)
-        for part, chunk in zip(parts, chunks, strict=True)
-        if not _is_right(part, fresh[chunk] if size else fresh)
-    ]
-    steps = [
-        _step(part).format("{}" if chunk is ... else f"{{}}[{chunk.start}:{chunk.stop}]")
-        for part, chunk in wrong
-    ]
+    chunks = fresh.chunk(len(parts)) if len(parts) > 1 else [fresh]
+    steps = []
+    for number, (part, chunk) in enumerate(zip(parts, chunks, strict=True)):
+        if not _is_right(part, chunk):
+            place = ""
+            if len(parts) > 1:
+                place = f"[{number * len(chunk)}:{(number + 1) * len(chunk)}]"
+            steps.append(_step(part).format(f"{{}}{place}"))
     if steps and padding is not None and not bool(value[padding].any()):
         steps.append(f"{{}}[{padding}].zero_()")
     return tuple(steps)
