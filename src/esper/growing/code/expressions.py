@@ -6,6 +6,7 @@ Operands are put in brackets wherever they stand; `tidy` removes those that are 
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 import operator
 import sys
@@ -17,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from esper.kasmina.plain_saves.vocabulary import FUNCTION_NAMES
 from esper.leyline.errors import EsperError
 
 Render = Callable[[fx.Node], str]
@@ -38,10 +38,9 @@ _PREFIX: Final[Mapping[Callable[..., Any], str]] = {
     operator.neg: "-", operator.pos: "+", operator.invert: "~", operator.not_: "not ",
 }  # fmt: skip
 _MODULES: Final = {
-    "torch": torch, "F": F, "torch.fft": torch.fft, "torch.linalg": torch.linalg,
-    "torch.special": torch.special, "math": math,
+    "F.": F, "torch.": torch, "torch.fft.": torch.fft, "torch.linalg.": torch.linalg,
+    "torch.special.": torch.special, "math.": math, "operator.": operator, "": builtins,
 }  # fmt: skip
-_ALIASES: Final = {"torch.nn.functional": "F", "builtins": ""}
 
 
 class Imports:
@@ -167,14 +166,9 @@ def arguments(node: fx.Node, render: Render, first: int = 0) -> str:
 
 def function_name(function: Any, imports: Imports) -> str:
     """How a script calls a function; one of the user's is imported."""
-    known = FUNCTION_NAMES.get(function)
-    if known is not None:
-        owner, _, name = known.rpartition(".")
-        short = _ALIASES.get(owner, owner)
-        return f"{short}.{name}" if short else name
     name = getattr(function, "__name__", "")
     for owner, module in _MODULES.items():
-        for found in (name, name.rpartition("_")[2]):
+        for found in (name, name.rpartition("_")[2], name.replace("_", "")):
             if getattr(module, found, None) is function:
-                return f"{owner}.{found}"
+                return f"{owner}{found}"
     return imports.add(function)
