@@ -158,6 +158,25 @@ def test_random_buffers_are_drawn_anew(monkeypatch):
     assert float(one.rates.std()) == pytest.approx(3.0, rel=0.1)
 
 
+class Scaled(nn.Module):
+    """A parameter of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layer, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.scale * torch.relu(self.layer(x)))
+
+
+@pytest.mark.parametrize("width", [1.0, 2.0])
+def test_a_parameter_of_one_number_starts_as_in_the_model(width, monkeypatch):
+    made = run_here(written(Case(Scaled, rows, width)).text, monkeypatch)["make_model"]()
+    assert float(made.scale) == 2.0
+    assert made.layer.out_features == 8 * width
+
+
 class InPlace(nn.Module):
     """What it computes depends on the order of its calls."""
 

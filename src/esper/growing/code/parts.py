@@ -195,8 +195,6 @@ def simple(name: str, value: Any) -> Any:
 def layer_part(path: str, layer: nn.Module, imports: Imports) -> Call:
     """How a layer is built; raises if that is not known."""
     try:
-        if type(layer) is nn.TransformerEncoder:
-            return _encoder(layer, imports)
         kind = layer_kind(layer)
         return _layer(f"nn.{kind}", layer, layer_arguments(layer))
     except EsperError as error:
@@ -222,20 +220,6 @@ def _layer(kind: str, layer: nn.Module, args: Mapping[str, Any]) -> Call:
     plain = {name: simple(name, value) for name, value in args.items()}
     tail = ").requires_grad_(False)" if trained == {False} else ")"
     return Call(f"{kind}(", plain, tail, defaults=defaults)
-
-
-def _encoder(encoder: nn.TransformerEncoder, imports: Imports) -> Call:
-    """`nn.TransformerEncoder` copies one layer."""
-    first, *others = (
-        layer_part(name, one, imports) for name, one in encoder.layers.named_children()
-    )
-    if any(repr(other) != repr(first) for other in others):
-        raise EsperError("a TransformerEncoder whose layers differ")
-    norm = None if encoder.norm is None else layer_part("norm", encoder.norm, imports)
-    nested = {"enable_nested_tensor": encoder.enable_nested_tensor}
-    args = {"encoder_layer": first, "num_layers": 1 + len(others), "norm": norm, **nested}
-    defaults = {"norm": None, "enable_nested_tensor": True}
-    return Call("nn.TransformerEncoder(", args, defaults=defaults)
 
 
 def _own_layer(path: str, layer: nn.Module, imports: Imports) -> Call:
