@@ -173,7 +173,7 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("width", [1.0, 2.0])
 def test_a_parameter_of_one_number_starts_as_in_the_model(width, monkeypatch):
     made = run_here(written(Case(Scaled, rows, width)).text, monkeypatch)["make_model"]()
-    assert float(made.scale) == 2.0
+    assert made.scale.item() == 2.0
     assert made.layer.out_features == 8 * width
 
 

@@ -9,7 +9,7 @@ from esper.growing.code.parts import function
 from esper.growing.trainers.augment import CUTOUT, NOISE, NONE, SCALE, SHIFT
 from esper.leyline.errors import EsperError
 
-MIXUP: Final = "mixup"
+_MIXUP: Final = "mixup"
 """Part of the training loop, because it changes targets as well."""
 _IN_ORDER: Final = ("flip", "shift", "cutout", "scale", "noise")
 _FLIP: Final = """
@@ -58,7 +58,7 @@ _OPERATIONS: Final[Mapping[tuple[str, int], tuple[str, str]]] = {
 
 def augment_lines(name: str, axes: int) -> list[str]:
     """Source of `augment`; `axes`: of a sample. Empty: there is none."""
-    parts = set(() if name == NONE else name.split("+")) - {MIXUP}
+    parts = set(() if name == NONE else name.split("+")) - {_MIXUP}
     unknown = sorted(part for part in parts if (part, axes) not in _OPERATIONS)
     if unknown:
         raise EsperError(f"a script cannot follow augment={name!r} for samples of {axes} axes")
@@ -73,9 +73,9 @@ def augment_lines(name: str, axes: int) -> list[str]:
 
 def augments(name: str) -> bool:
     """Whether there is an `augment`."""
-    return bool(set(name.split("+")) - {NONE, MIXUP})
+    return bool(set(name.split("+")) - {NONE, _MIXUP})
 
 
 def mixes(name: str) -> bool:
     """Whether samples are mixed with others."""
-    return MIXUP in name.split("+")
+    return _MIXUP in name.split("+")

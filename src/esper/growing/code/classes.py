@@ -29,7 +29,7 @@ from esper.growing.code.scopes import Scope, drop_defaults, is_flag, root_scope
 from esper.kasmina.plain.plain_graph import KeepsModes
 
 _TAKEN: Final = {"nn", "F", "torch", "np", "math", "train", "augment", "schedule", "evaluate"}
-TensorPart = Callable[[str, Tensor], Call]
+_TensorPart = Callable[[str, Tensor], Call]
 """(path, tensor) -> how it is built."""
 
 
@@ -54,7 +54,7 @@ class _Block:
 
 
 def network_code(
-    network: fx.GraphModule, name: str, tensor_part: TensorPart, imports: Imports
+    network: fx.GraphModule, name: str, tensor_part: _TensorPart, imports: Imports
 ) -> NetworkCode:
     """Write a network; `name`: of its class."""
     return _Writer(network, name, tensor_part, imports).write()
@@ -62,7 +62,7 @@ def network_code(
 
 class _Writer:
     def __init__(
-        self, network: fx.GraphModule, name: str, tensor_part: TensorPart, imports: Imports
+        self, network: fx.GraphModule, name: str, tensor_part: _TensorPart, imports: Imports
     ) -> None:
         self._network, self._imports, self._tensor_part = network, imports, tensor_part
         drop_defaults(network)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_NUMBERS: Final = 256
+_MAX_NUMBERS: Final = 256
 """Of a tensor that is written out."""
 
 
@@ -22,7 +22,7 @@ def constant_source(value: Tensor) -> str | None:
         made = found.to(value.dtype)
         if made.shape == value.shape and torch.allclose(made, value, 1e-5, 1e-5, equal_nan=True):
             return text
-    return _written_out(value) if value.numel() <= MAX_NUMBERS else None
+    return _written_out(value) if value.numel() <= _MAX_NUMBERS else None
 
 
 def _dtype(value: Tensor, usual: torch.dtype = torch.float32) -> str:

@@ -15,7 +15,7 @@ from torch import fx
 from esper.growing.code.expressions import Imports, arguments, call, tidy
 from esper.growing.code.scopes import Scope, is_flag, is_free
 
-MAX_COLUMNS: Final = 76
+_MAX_COLUMNS: Final = 76
 """Of an expression that other ones are written into."""
 _NAMES: Final = ("x", "y", "z", "u", "v", "w")
 _TAKEN: Final = ("self", "F", "nn", "torch", "math", "operator")
@@ -102,7 +102,7 @@ class _Writer:
         self._inlined[before.value] = before
         text = tidy(self._text(one))
         del self._inlined[before.value]
-        return len(text) <= MAX_COLUMNS
+        return len(text) <= _MAX_COLUMNS
 
     def _lines(self, statements: list[_Statement]) -> list[str]:
         last = {node: place for place, one in enumerate(statements) for node in one.reads}

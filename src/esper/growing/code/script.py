@@ -22,9 +22,9 @@ from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.tracing.planting import seed_folder
 from esper.leyline.errors import EsperError
 
-DRAWS: Final = (4, 2)
+_DRAWS: Final = (4, 2)
 """Initial weights that are looked at, of a small network and of a large one."""
-SMALL: Final = 200_000
+_SMALL: Final = 200_000
 """Parameters of a small network."""
 _TOLERANCE: Final = 1e-5
 _IMPORTS: Final = ("import argparse", "import math")
@@ -69,7 +69,7 @@ class _Script:
         self._subject, self._training, self._example = subject, training, example
         self._imports = Imports()
         first = subject.build(0)
-        more = DRAWS[0] if count_parameters(first) <= SMALL else DRAWS[1]
+        more = _DRAWS[0] if count_parameters(first) <= _SMALL else _DRAWS[1]
         self._draws = [first, *(subject.build(seed) for seed in range(1, more))]
 
     def write(self) -> str:

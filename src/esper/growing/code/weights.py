@@ -93,7 +93,7 @@ def _is_torch(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.")
 
 
-def varying(draws: Sequence[nn.Module]) -> bool:
+def _varying(draws: Sequence[nn.Module]) -> bool:
     """Whether the weights of the user's model differ from draw to draw: a factory made it."""
     folder = seed_folder(draws[0])
     own = [n for n, _ in draws[0].named_parameters() if not n.startswith(f"{folder}.")]
@@ -112,7 +112,7 @@ def init_lines(draws: Sequence[nn.Module], fresh: nn.Module) -> list[str]:
 
     `fresh`: what the script builds without it.
     """
-    shown, varies = Initialisation(draws, (), keep=False), varying(draws)
+    shown, varies = Initialisation(draws, (), keep=False), _varying(draws)
     named = [dict(model.named_parameters()) for model in draws]
     rules: dict[str, _Rule] = {}
     for name, value in named[0].items():

@@ -309,7 +309,7 @@ class LeafTracer(fx.Tracer):
         return tuple(path for path in self.untraced if path in called)
 
 
-OPAQUE: Final = "opaque"
+_OPAQUE: Final = "opaque"
 """Mark of a node that calls a function of the user's which cannot be traced."""
 
 
@@ -327,7 +327,7 @@ class GraphCall(fx.Interpreter):
         made = self._tracer.create_proxy("call_function", target, args, kwargs)
         owner = (getattr(target, "__module__", None) or "torch").partition(".")[0]
         if owner not in ("torch", "_operator", "builtins", "math"):
-            made.node.meta[OPAQUE] = True
+            made.node.meta[_OPAQUE] = True
         return made
 
 
@@ -364,7 +364,7 @@ def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     set_tracer(whole.graph)
     for node in whole.graph.nodes:
         # fx's own mark: whoever traces the graph again, as pickle does, records the call only.
-        node.meta = {"is_wrapped": True} if OPAQUE in node.meta else {}
+        node.meta = {"is_wrapped": True} if _OPAQUE in node.meta else {}
         node.type = None  # source text of a type hint, which cannot be pickled
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()
