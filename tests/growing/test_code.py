@@ -230,7 +230,7 @@ def test_scripts_read_like_code_by_hand():
     assert 'nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")' in text
     gpt = script("gpt").text
     assert "x = self.qkv(x).chunk(3, -1)" in gpt
-    assert "self.layers[1](self.layers[0](x))" in gpt
+    assert "return self.head(self.norm(self.layers(x)))" in gpt
     assert "self.head.weight = self.tokens.weight" in gpt
     assert max(map(len, gpt.splitlines())) <= 100
     assert not re.search(r"\besper\b", text.split('"""')[2])

@@ -25,7 +25,7 @@ from esper.growing.code.parts import (
     lines,
     numbered,
 )
-from esper.growing.code.scopes import Scope, drop_defaults, is_flag, root_scope
+from esper.growing.code.scopes import Scope, drop_defaults, is_flag, plain_call, root_scope
 from esper.kasmina.plain.plain_graph import KeepsModes
 
 _TAKEN: Final = {"nn", "F", "torch", "np", "math", "train", "augment", "schedule", "evaluate"}
@@ -147,7 +147,7 @@ class _Writer:
             return False
         value = scope.inputs[0]
         for name, step in zip(names, scope.steps, strict=True):
-            path, given = _plain_call(step)
+            path, given = plain_call(step)
             if path != f"{scope.path}.{name}".strip(".") or given != (value,):
                 return False
             value = step.output if isinstance(step, Scope) else step
@@ -252,14 +252,6 @@ def _height(scope: Scope, sequences: set[Scope]) -> int:
     """How deep classes are nested in a scope; an `nn.Sequential` is none."""
     inner = [_height(s, sequences) for s in scope.steps if isinstance(s, Scope)]
     return max(inner, default=0) + (scope not in sequences)
-
-
-def _plain_call(step: fx.Node | Scope) -> tuple[str, tuple[Any, ...]]:
-    """Path of the module that a step calls, "" if it does not, and its arguments."""
-    if isinstance(step, Scope):
-        return step.path, tuple(step.inputs)
-    plain = step.op == "call_module" and not step.kwargs
-    return str(step.target) if plain else "", step.args
 
 
 def _access(parts: Mapping[str, Any], path: str) -> str:
