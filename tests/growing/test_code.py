@@ -27,7 +27,7 @@ from esper.growing.code.expressions import Imports
 from esper.growing.code.objectives import loss_lines, metric_lines
 from esper.growing.code.script import Subject, network_script
 from esper.growing.code.scripts import Scripts
-from esper.growing.code.training import WRITTEN, Training
+from esper.growing.code.training import Training
 from esper.growing.folder import GrowFolder, weights_path
 from esper.growing.progress import ProgressPrinter
 from esper.growing.run import GrowRun
@@ -40,7 +40,7 @@ from esper.growing.trainers.task import scalar_loss
 from esper.kasmina.tracing import finished_model, planted_model, trace_model
 from esper.leyline.errors import EsperError
 from esper.tasks.metrics import make_metric
-from esper.tasks.objectives import make_training_loss
+from esper.tasks.objectives import make_training_loss, with_sample_weights
 from support import refused
 
 DRAWS = 12
@@ -139,6 +139,44 @@ def test_a_large_table_without_a_formula_is_refused():
     )
 
 
+class Features(nn.Module):
+    """Random features that do not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rates", 3.0 * torch.randn(4, 100))
+        self.out = nn.Linear(100, 3)
+
+    def forward(self, x):
+        return self.out(torch.cos(x @ self.rates))
+
+
+def test_random_buffers_are_drawn_anew(monkeypatch):
+    make = run_here(written(Case(Features, rows)).text, monkeypatch)["make_model"]
+    one, other = make(0), make(1)
+    assert not one.rates.equal(other.rates)
+    assert float(one.rates.std()) == pytest.approx(3.0, rel=0.1)
+
+
+class Scaled(nn.Module):
+    """A parameter of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.layer, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(self.scale * torch.relu(self.layer(x)))
+
+
+@pytest.mark.parametrize("width", [1.0, 2.0])
+def test_a_parameter_of_one_number_starts_as_in_the_model(width, monkeypatch):
+    made = run_here(written(Case(Scaled, rows, width)).text, monkeypatch)["make_model"]()
+    assert made.scale.item() == 2.0
+    assert made.layer.out_features == 8 * width
+
+
 class InPlace(nn.Module):
     """What it computes depends on the order of its calls."""
 
@@ -191,8 +229,8 @@ def test_scripts_read_like_code_by_hand():
     assert text.count("class Block(nn.Module):") == 1, "equal blocks share a class"
     assert 'nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")' in text
     gpt = script("gpt").text
-    assert "q, k, v = self.qkv(x).chunk(3, -1)" in gpt
-    assert "for block in self.layers:" in gpt or "for layer in self.layers:" in gpt
+    assert "x = self.qkv(x).chunk(3, -1)" in gpt
+    assert "return self.head(self.norm(self.layers(x)))" in gpt
     assert "self.head.weight = self.tokens.weight" in gpt
     assert max(map(len, gpt.splitlines())) <= 100
     assert not re.search(r"\besper\b", text.split('"""')[2])
@@ -266,7 +304,8 @@ def test_a_script_reaches_the_score_of_the_search(name, monkeypatch):
 
 
 def test_every_field_of_a_recipe_is_followed():
-    assert {field.name for field in fields(Recipe)} <= set(WRITTEN)
+    followed = {"optimizer", "lr", "weight_decay", "clip", "batch_size", "batches"}
+    assert {field.name for field in fields(Recipe)} == followed | {"augment", "label_smoothing"}
 
 
 @pytest.mark.parametrize(
@@ -343,6 +382,19 @@ def test_losses_and_metrics_are_those_of_the_search(shape, targets, options, met
         assert space["score"](outputs, targets) == pytest.approx(expected, abs=1e-6), name
         found = space["loss_fn"](outputs, targets)
         assert float(found) == pytest.approx(float(scalar_loss(loss)(outputs, targets)), abs=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "targets", "options", "metrics"), LOSSES)
+def test_losses_of_weighted_samples_are_those_of_the_search(shape, targets, options, metrics):
+    chosen = {"loss": "auto", "targets": targets, "output_shape": shape} | options
+    loss = make_training_loss(**chosen)
+    terms = replace(loss.terms, weighted=True)
+    weights = torch.linspace(0.1, 2.0, 8)
+    outputs = torch.randn(8, *shape, generator=torch.Generator().manual_seed(4))
+    recipe, space = Recipe("adamw", 0.01, 0.0, 0.0, 8, 10), {"torch": torch, "F": F}
+    exec("\n".join(loss_lines(replace(loss, terms=terms), recipe, Imports())), space)
+    expected = terms(outputs[None], with_sample_weights(targets, weights)[None])[0]
+    assert float(space["loss_fn"](outputs, targets, weights)) == pytest.approx(float(expected))
 
 
 # ---- from a search ------------------------------------------------------------------------------

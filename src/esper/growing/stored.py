@@ -45,7 +45,7 @@ def plain_path(run: Path, number: int) -> Path:
     return run / GROWN_NETWORKS / f"{number:04d}-plain"
 
 
-def script_path(run: Path, number: int) -> Path:
+def _script_path(run: Path, number: int) -> Path:
     """File of the script that trains a network again."""
     return run / GROWN_NETWORKS / f"{number:04d}.py"
 
@@ -53,7 +53,7 @@ def script_path(run: Path, number: int) -> Path:
 def kept_script(run: Path, number: int, text: str) -> str:
     """The script of a network, which is kept in the run folder, if that can be written to."""
     with contextlib.suppress(EsperError):
-        save_file(script_path(run, number), text.encode())
+        save_file(_script_path(run, number), text.encode())
     return text
 
 
@@ -67,7 +67,7 @@ def keep_script(run: Path, number: int, write: Callable[[], str]) -> None:
 
 def read_script(run: Path, number: int) -> str:
     """The script of a network that was kept."""
-    path = script_path(run, number)
+    path = _script_path(run, number)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -5,79 +5,60 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from esper.growing.code.docs import function
+from esper.growing.code.parts import function
 from esper.growing.trainers.augment import CUTOUT, NOISE, NONE, SCALE, SHIFT
 from esper.leyline.errors import EsperError
 
-MIXUP: Final = "mixup"
+_MIXUP: Final = "mixup"
 """Part of the training loop, because it changes targets as well."""
 _IN_ORDER: Final = ("flip", "shift", "cutout", "scale", "noise")
-_PLACES: Final = "torch.arange({size}, device=x.device) + torch.randint("
-_BY: Final = "    0, 2 * {most} + 1, (len(x), 1), device=x.device"
-
-_FLIP: Final = [
-    "flipped = torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5",
-    "x = torch.where(flipped, x.flip(3), x)",
-]
-_SHIFT_SIGNAL: Final = [
-    f"most = max(1, x.shape[2] // {SHIFT})",
-    f"place = {_PLACES.format(size='x.shape[2]')}",
-    _BY.format(most="most"),
-    ")",
-    "x = F.pad(x, (most, most)).gather(2, place[:, None].expand(-1, x.shape[1], -1))",
-]
-_SHIFT_IMAGE: Final = [
-    "n, channels, height, width = x.shape",
-    f"up, left = max(1, height // {SHIFT}), max(1, width // {SHIFT})",
-    f"rows = {_PLACES.format(size='height')}",
-    _BY.format(most="up"),
-    ")",
-    f"columns = {_PLACES.format(size='width')}",
-    _BY.format(most="left"),
-    ")",
-    "sample = torch.arange(n, device=x.device)[:, None, None, None]",
-    "channel = torch.arange(channels, device=x.device)[:, None, None]",
-    "padded = F.pad(x, (left, left, up, up))",
-    "x = padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]",
-]
-_CUTOUT: Final = [
-    "blank = []",
-    "for size in x.shape[2:]:",
-    f"    side = max(1, size // {CUTOUT})",
-    "    first = torch.randint(0, size, (len(x), 1), device=x.device) - side // 2",
-    "    place = torch.arange(size, device=x.device)",
-    "    blank.append((place >= first) & (place < first + side))",
-    "x = x.masked_fill(blank[0][:, None, :, None] & blank[1][:, None, None, :], 0.0)",
-]
-_SCALE: Final = [
-    f"x = x * (1 + {SCALE} * (2 * torch.rand(len(x), 1, 1, device=x.device) - 1))",
-]
-
-
-def _noise(axes: int) -> list[str]:
-    others = "0" if axes == 1 else "(0, 2)"
-    return [
-        f"fractions = (x != x.round()).sum({others}, keepdim=True) > 0  # no whole numbers",
-        f"spread = x.std({others}, keepdim=True, correction=0) * fractions",
-        f"x = x + {NOISE} * spread * torch.randn_like(x)",
-    ]
-
-
-_OPERATIONS: Final[Mapping[tuple[str, int], tuple[str, list[str]]]] = {
+_FLIP: Final = """
+flipped = torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5
+x = torch.where(flipped, x.flip(3), x)
+"""
+_SHIFT: Final = f"""
+for axis in range(2, x.ndim):
+    size = x.shape[axis]
+    most = max(1, size // {SHIFT})
+    by = torch.randint(-most, most + 1, (len(x), 1), device=x.device)
+    shape = [size if other == axis else 1 for other in range(1, x.ndim)]
+    place = (torch.arange(size, device=x.device) + by).view(-1, *shape)
+    moved = x.gather(axis, place.clamp(0, size - 1).expand_as(x))
+    x = moved.masked_fill((place < 0) | (place >= size), 0.0)
+"""
+_CUTOUT: Final = f"""
+blank = []
+for size in x.shape[2:]:
+    side = max(1, size // {CUTOUT})
+    first = torch.randint(0, size, (len(x), 1), device=x.device) - side // 2
+    place = torch.arange(size, device=x.device)
+    blank.append((place >= first) & (place < first + side))
+x = x.masked_fill(blank[0][:, None, :, None] & blank[1][:, None, None, :], 0.0)
+"""
+_SCALE: Final = f"""
+x = x * (1 + {SCALE} * (2 * torch.rand(len(x), 1, 1, device=x.device) - 1))
+"""
+_NOISE: Final = f"""
+axes = [axis for axis in range(x.ndim) if axis != 1]
+fractions = (x != x.round()).sum(axes, keepdim=True) > 0  # no whole numbers
+spread = x.std(axes, keepdim=True, correction=0) * fractions
+x = x + {NOISE} * spread * torch.randn_like(x)
+"""
+_OPERATIONS: Final[Mapping[tuple[str, int], tuple[str, str]]] = {
     ("flip", 3): ("flip them left to right", _FLIP),
-    ("shift", 2): ("shift them by an eighth of their length at most", _SHIFT_SIGNAL),
-    ("shift", 3): ("shift them by an eighth of a side at most", _SHIFT_IMAGE),
+    ("shift", 2): ("shift them by an eighth of their length at most", _SHIFT),
+    ("shift", 3): ("shift them by an eighth of a side at most", _SHIFT),
     ("cutout", 3): ("blank a window of a quarter of a side", _CUTOUT),
     ("scale", 2): ("scale them by a fifth at most", _SCALE),
-    ("noise", 1): ("add noise of a tenth of each column's deviation", _noise(1)),
-    ("noise", 2): ("add noise of a tenth of each channel's deviation", _noise(2)),
+    ("noise", 1): ("add noise of a tenth of each column's deviation", _NOISE),
+    ("noise", 2): ("add noise of a tenth of each channel's deviation", _NOISE),
 }
 """(operation, axes of a sample) -> what it does, and how."""
 
 
 def augment_lines(name: str, axes: int) -> list[str]:
     """Source of `augment`; `axes`: of a sample. Empty: there is none."""
-    parts = set(() if name == NONE else name.split("+")) - {MIXUP}
+    parts = set(() if name == NONE else name.split("+")) - {_MIXUP}
     unknown = sorted(part for part in parts if (part, axes) not in _OPERATIONS)
     if unknown:
         raise EsperError(f"a script cannot follow augment={name!r} for samples of {axes} axes")
@@ -86,14 +67,15 @@ def augment_lines(name: str, axes: int) -> list[str]:
         return []
     doc = ["Change samples at random:", *(f"- {what}" for what, _ in chosen)]
     text = ['"""' + doc[0], *doc[1:], '"""']
-    return function("augment(x)", [*text, *(line for _, how in chosen for line in how), "return x"])
+    how = [line for _, source in chosen for line in source.strip().splitlines()]
+    return function("augment(x)", [*text, *how, "return x"])
 
 
 def augments(name: str) -> bool:
     """Whether there is an `augment`."""
-    return bool(set(name.split("+")) - {NONE, MIXUP})
+    return bool(set(name.split("+")) - {NONE, _MIXUP})
 
 
 def mixes(name: str) -> bool:
     """Whether samples are mixed with others."""
-    return MIXUP in name.split("+")
+    return _MIXUP in name.split("+")

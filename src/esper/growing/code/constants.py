@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from typing import Final
@@ -10,10 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAX_NUMBERS: Final = 256
+_MAX_NUMBERS: Final = 256
 """Of a tensor that is written out."""
-_BASE: Final = 10_000.0
-"""Of sinusoidal positions."""
 
 
 def constant_source(value: Tensor) -> str | None:
@@ -23,7 +22,7 @@ def constant_source(value: Tensor) -> str | None:
         made = found.to(value.dtype)
         if made.shape == value.shape and torch.allclose(made, value, 1e-5, 1e-5, equal_nan=True):
             return text
-    return _written_out(value) if value.numel() <= MAX_NUMBERS else None
+    return _written_out(value) if value.numel() <= _MAX_NUMBERS else None
 
 
 def _dtype(value: Tensor, usual: torch.dtype = torch.float32) -> str:
@@ -100,18 +99,14 @@ def _waves(value: Tensor, view: str) -> Iterator[tuple[str, Tensor]]:
         yield f"angles({rows}, {2 * columns}).{wave}(){view}", found.view(value.shape)
 
 
-def angles(length: int, width: int) -> Tensor:
-    """Angles of positions, at rates from 1 to 1 / 10,000 `[length, width // 2]`."""
-    rate = torch.exp(torch.arange(0, width, 2) * (-math.log(_BASE) / width))
-    return torch.arange(length)[:, None] * rate
-
-
-ANGLES: Final = '''
-def angles(length, width):
+def angles(length: int, width: int) -> torch.Tensor:
     """Angles of positions, at rates from 1 to 1 / 10,000."""
     rate = torch.exp(torch.arange(0, width, 2) * (-math.log(10_000) / width))
     return torch.arange(length)[:, None] * rate
-'''
+
+
+ANGLES: Final = inspect.getsource(angles)
+"""For scripts, which may call it."""
 
 
 def _written_out(value: Tensor) -> str:

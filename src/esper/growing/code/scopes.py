@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
 
 from torch import fx
 
@@ -55,15 +56,21 @@ class Scope:
 
 
 def drop_defaults(network: fx.GraphModule) -> None:
-    """Leave out arguments of layers that have their default, as `src_mask=None`."""
+    """Leave out arguments that have their default, as `src_mask=None`."""
     for node in network.graph.nodes:
-        if node.op != "call_module" or not node.kwargs:
+        if node.op not in ("call_module", "call_function") or not node.kwargs:
             continue
-        known = inspect.signature(network.get_submodule(str(node.target)).forward).parameters
+        target: Any = node.target
+        if node.op == "call_module":
+            target = network.get_submodule(target).forward
+        try:
+            known = inspect.signature(target).parameters
+        except (TypeError, ValueError):  # most of torch's functions in C++
+            continue
         node.kwargs = {
             name: value
             for name, value in node.kwargs.items()
-            if name not in known or isinstance(value, fx.Node) or value != known[name].default
+            if name not in known or repr(value) != repr(known[name].default)
         }
 
 
@@ -77,7 +84,52 @@ def root_scope(graph: fx.Graph, kind: str) -> Scope:
     scope = Scope("", kind, inputs, output)
     calls = _call_counts(body)
     _fill(scope, body, set(), calls)
+    for one in (scope, *scope.inner()):
+        one.steps = _with_lists(one.steps, calls)
     return scope
+
+
+def plain_call(step: fx.Node | Scope) -> tuple[str, tuple[Any, ...]]:
+    """Path of the module that a step calls, "" if it does not, and its arguments."""
+    if isinstance(step, Scope):
+        return step.path, tuple(step.inputs)
+    plain = step.op == "call_module" and not step.kwargs
+    return str(step.target) if plain else "", step.args
+
+
+def _with_lists(steps: list[fx.Node | Scope], calls: dict[str, set[str]]) -> list[fx.Node | Scope]:
+    """The steps, those of a whole list of modules, each called with the last one's value, as one
+    scope."""
+    found: list[fx.Node | Scope] = []
+    while steps:
+        path, given = plain_call(steps[0])
+        folder, _, leaf = path.rpartition(".")
+        count = _run_length(steps, folder) if folder and leaf == "0" else 0
+        once = all(len(calls.get(f"{folder}.{n}", ())) == 1 for n in range(count))
+        if count < 2 or not once or folder in calls or f"{folder}.{count}" in calls:
+            count = 1
+            found.append(steps[0])
+        else:
+            last = steps[count - 1]
+            output = last.output if isinstance(last, Scope) else last
+            found.append(Scope(folder, "Sequential", list(given), output, steps[:count]))
+        steps = steps[count:]
+    return found
+
+
+def _run_length(steps: list[fx.Node | Scope], folder: str) -> int:
+    """How many steps call the modules of a list, each with the value of the one before alone."""
+    for number, step in enumerate(steps):
+        path, given = plain_call(step)
+        if path != f"{folder}.{number}" or not (len(given) == 1 and isinstance(given[0], fx.Node)):
+            return number
+        if number:
+            before = steps[number - 1]
+            value = before.output if isinstance(before, Scope) else before
+            inside = step.nodes if isinstance(step, Scope) else [step]
+            if given != (value,) or not set(value.users) <= set(inside):
+                return number
+    return len(steps)
 
 
 def _call_counts(nodes: Sequence[fx.Node]) -> dict[str, set[str]]:

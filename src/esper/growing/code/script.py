@@ -12,32 +12,19 @@ from torch import Tensor, fx, nn
 from esper.device.rng import forked_rng
 from esper.growing.code.augmentation import augment_lines
 from esper.growing.code.classes import NetworkCode, network_code
-from esper.growing.code.constants import ANGLES
-from esper.growing.code.docs import function
 from esper.growing.code.expressions import Imports
 from esper.growing.code.objectives import loss_lines, metric_lines
-from esper.growing.code.specs import layer_spec
-from esper.growing.code.training import (
-    SCHEDULE,
-    WEIGHTS,
-    Start,
-    Training,
-    check_recipe,
-    constant_lines,
-    data_lines,
-    evaluate_lines,
-    main_lines,
-    train_lines,
-)
-from esper.growing.code.weights import TensorValues, init_lines
+from esper.growing.code.parts import flat, function, layer_part
+from esper.growing.code.training import Start, Training, constant_lines, program
+from esper.growing.code.weights import init_lines, tensor_part
 from esper.growing.runs import Recipe
 from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.tracing.planting import seed_folder
 from esper.leyline.errors import EsperError
 
-DRAWS: Final = (4, 2)
+_DRAWS: Final = (4, 2)
 """Initial weights that are looked at, of a small network and of a large one."""
-SMALL: Final = 200_000
+_SMALL: Final = 200_000
 """Parameters of a small network."""
 _TOLERANCE: Final = 1e-5
 _IMPORTS: Final = ("import argparse", "import math")
@@ -69,7 +56,6 @@ def network_script(subject: Subject, training: Training, example: Sequence[Tenso
     `example`: raw inputs of some samples.
     """
     try:
-        check_recipe(subject.recipe)
         return _Script(subject, training, example).write()
     except EsperError as error:
         raise EsperError(f"code(): {error}{_ADVICE}") from error
@@ -83,90 +69,49 @@ class _Script:
         self._subject, self._training, self._example = subject, training, example
         self._imports = Imports()
         first = subject.build(0)
-        more = DRAWS[0] if count_parameters(first) <= SMALL else DRAWS[1]
+        more = _DRAWS[0] if count_parameters(first) <= _SMALL else _DRAWS[1]
         self._draws = [first, *(subject.build(seed) for seed in range(1, more))]
 
     def write(self) -> str:
         network = self._network()
         fresh = self._run(network)
-        self._check(fresh[0])
         init = init_lines(self._draws, fresh)
-        return self._joined(self._model_lines(network, init))
+        self._check(fresh)
+        return self._joined(_model_lines(network, init))
 
     def _network(self) -> NetworkCode:
         first, given = self._draws[0], self._subject.name
         name = given if given.isidentifier() and not hasattr(nn, given) else "Network"
         if isinstance(first, fx.GraphModule):
-            values = TensorValues(self._draws)
-            return network_code(first, name, values, self._imports, self._lengths(first))
+            return network_code(first, name, tensor_part(self._draws), self._imports)
         if seed_folder(first) is not None or first._forward_hooks:
             raise EsperError(f"{given} runs by hooks, torch.fx cannot trace it")
-        from esper.growing.code.docs import flat
-
-        built = layer_spec(given, first, self._imports)
-        return NetworkCode([], flat(built.render({}, frozenset())))
-
-    def _lengths(self, network: fx.GraphModule) -> dict[fx.Node, int]:
-        """How many values nodes give that give a tuple."""
-        found = _Lengths(network.eval())
-        inputs = self._training.inputs
-        with torch.no_grad(), forked_rng(0):
-            if inputs.form == "dict":
-                named = {s.name: v for s, v in zip(inputs.specs, self._example, strict=True)}
-                found.run(named)
-            else:
-                found.run(*self._example)
-        network.train()
-        return found.lengths
-
-    def _with_helpers(self, network: NetworkCode) -> list[str]:
-        """The classes of a network, and the functions that they call."""
-        used = any("angles(" in line for line in network.classes)
-        helpers = [*ANGLES.strip().splitlines(), "", ""] if used else []
-        return [*helpers, *network.classes]
-
-    def _model_lines(self, network: NetworkCode, init: list[str]) -> list[str]:
-        found = self._with_helpers(network)
-        body = ['"""The network with its initial weights."""', "torch.manual_seed(seed)"]
-        if init:
-            inner = [line for text in init for line in text.split("\n")]
-            doc = '"""Draw weights as your model does, where that is not torch\'s default."""'
-            found += ["@torch.no_grad()", *function("init_weights(model)", [doc, *inner]), "", ""]
-            body += [f"model = {network.construction}", "init_weights(model)", "return model"]
-        else:
-            body.append(f"return {network.construction}")
-        body = [line for text in body for line in text.split("\n")]
-        return [*found, *function("make_model(seed=0)", body)]
+        return NetworkCode([], flat(layer_part(given, first, self._imports)))
 
     # ---- trying it ------------------------------------------------------------------------
 
-    def _run(self, network: NetworkCode) -> list[nn.Module]:
-        """Build the network of the script, as often as that of the search."""
-        lines = [*self._with_helpers(network), f"make_model = lambda: {network.construction}"]
+    def _run(self, network: NetworkCode) -> nn.Module:
+        """Build the network of the script; raises if its tensors are others than the search's."""
         own = self._imports.lines.values()
-        source = "\n".join([*_IMPORTS, *_OTHERS, "import operator", *own, *lines])
+        lines = [*own, *network.classes, f"made = {network.construction}"]
+        source = "\n".join([*_IMPORTS, *_OTHERS, "import operator", *lines])
         space: dict[str, Any] = {"__name__": "script"}
         with forked_rng(0):
             exec(compile(source, "<network>", "exec"), space)
-            return [space["make_model"]() for _ in self._draws]
+        made: nn.Module = space["made"]
+        if _shapes(made) != _shapes(self._draws[0]):
+            raise EsperError("the network of the script would have other parameters")
+        return made
 
     def _check(self, made: nn.Module) -> None:
         """Raise unless the network of the script computes what that of the search does."""
-        network = self._draws[0]
-        state = network.state_dict()
-        if _shapes(made) != _shapes(network):
-            raise EsperError("the network of the script would have other parameters")
-        before = {n: v.clone() for n, v in made.state_dict().items()}
-        made.load_state_dict(state)
-        inputs = self._training.inputs
+        network, inputs = self._draws[0], self._training.inputs
+        made.load_state_dict(network.state_dict())
         with torch.no_grad(), forked_rng(0):
             found, expected = (
                 inputs.call(model.eval(), [value.clone() for value in self._example])
                 for model in (made, network)
             )
-        made.load_state_dict(before)
-        for model in (made, network):
-            model.train()
         if not _equal(found, expected):
             raise EsperError("the network of the script would give other outputs")
 
@@ -177,20 +122,10 @@ class _Script:
         axes = len(training.inputs.specs[0].shape)
         loss = loss_lines(training.loss, recipe, self._imports)
         metric = metric_lines(training.metric, self._imports)
-        parts = [
-            model,
-            augment_lines(recipe.augment, axes),
-            SCHEDULE,
-            loss,
-            train_lines(recipe, training),
-            metric,
-            evaluate_lines(training.inputs, training.metric.name),
-            data_lines(training),
-            WEIGHTS,
-            main_lines(training, subject.start),
-            ['if __name__ == "__main__":', "    main()"],
-        ]
-        text = "\n\n\n".join("\n".join(part).strip("\n") for part in parts if part)
+        augment = augment_lines(recipe.augment, axes)
+        rest = program(recipe, training, subject.start, loss, metric)
+        parts = ["\n".join(model), "\n".join(augment), rest]
+        text = "\n\n\n".join(part for part in parts if part)
         constants = constant_lines(recipe, training)
         head = [_docstring(subject), "", *self._import_lines(text), "", *constants]
         return "\n".join(head) + "\n\n\n" + text + "\n"
@@ -205,18 +140,17 @@ class _Script:
         return [*standard, "", *others, *heading, *own]
 
 
-class _Lengths(fx.Interpreter):
-    """Notes the length of each tuple that is computed."""
-
-    def __init__(self, network: fx.GraphModule) -> None:
-        super().__init__(network)
-        self.lengths: dict[fx.Node, int] = {}
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if isinstance(value, tuple | list):
-            self.lengths[n] = len(value)
-        return value
+def _model_lines(network: NetworkCode, init: Sequence[str]) -> list[str]:
+    """Its classes, and the function that makes it."""
+    found, made = [*network.classes], network.construction.split("\n")
+    body = ['"""The network with its initial weights."""', "torch.manual_seed(seed)"]
+    if init:
+        doc = '"""Draw weights as your model does, where that is not torch\'s default."""'
+        found += ["@torch.no_grad()", *function("init_weights(model)", [doc, *init]), "", ""]
+        body += [f"model = {made[0]}", *made[1:], "init_weights(model)", "return model"]
+    else:
+        body += [f"return {made[0]}", *made[1:]]
+    return [*found, *function("make_model(seed=0)", body)]
 
 
 def _shapes(model: nn.Module) -> dict[str, torch.Size]:

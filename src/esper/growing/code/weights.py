@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from esper.growing.code.constants import constant_source
-from esper.growing.code.docs import INDENT, WIDTH
 from esper.growing.code.expressions import short
-from esper.growing.code.specs import Value
+from esper.growing.code.parts import INDENT, WIDTH, Call, Source, lines, sizes
 from esper.kasmina.tracing.initial_weights import Initialisation, Part, look
 from esper.kasmina.tracing.planting import seed_folder
 from esper.leyline.errors import EsperError
 
+_FEW: Final = 64
+"""So many numbers tell a deviation from torch's only where it is far from it."""
 _SIGMAS: Final = 4.0
-"""Deviations within so many standard errors count as equal."""
-_MEANS: Final = 6.0
-"""The same for means; those that are meant to differ from 0 do so by far."""
-_FLAT: Final = 1.8
-"""Largest value of a uniform parameter, in standard deviations: sqrt 3, and a little."""
+"""Of a deviation's error, that are far."""
 _ROUNDED: Final = 0.03
 """By so much a number may be rounded, at most."""
 
@@ -33,7 +29,7 @@ def rounded(number: float, error: float) -> float:
     """A usual number, or a short one, within the sampling error of a deviation.
 
     >>> rounded(0.019936, 0.005), rounded(0.7071, 0.0001)
-    (0.02, 0.7071)
+    (0.02, 0.707)
     """
     exponent = math.floor(math.log10(number))
     for usual in (1.0, 2.0, 5.0, 10.0):
@@ -50,34 +46,54 @@ def rounded(number: float, error: float) -> float:
 # ---- tensors that are no layer's ----------------------------------------------------------------
 
 
-class TensorValues:
-    """How the parameters and buffers outside of torch's layers are built."""
+def tensor_part(draws: Sequence[nn.Module]) -> Callable[[str, Tensor], Call]:
+    """How parameters and buffers outside of torch's layers are built; `draws`: the network with
+    several initial weights."""
+    drawn = _drawn_buffers(draws)
 
-    def __init__(self, draws: Sequence[nn.Module]) -> None:
-        """`draws`: the network with several initial weights."""
-        self._states = [_state(model) for model in draws]
-        self._saved = set(draws[0].state_dict())
-        self._varies = varying(draws)
+    def part(path: str, tensor: Tensor) -> Call:
+        kind = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
+        if isinstance(tensor, nn.Parameter):
+            trains = "" if tensor.requires_grad else ", False"
+            return Call("nn.Parameter(torch.zeros(", sizes(tensor), f"{kind}){trains})")
+        if path in drawn:
+            zeros = f"torch.zeros({tuple(tensor.shape)}{kind})"
+            return Call("nn.Buffer(", {"": Source(drawn[path].format(zeros))})
+        return Call("nn.Buffer(", {"": Source(_fixed(path, tensor))})
 
-    def __call__(self, path: str, tensor: Tensor) -> Value:
-        """How a tensor is built; raises if its values are no formula."""
-        every = torch.stack([state[path].detach() for state in self._states])
-        is_parameter = isinstance(tensor, nn.Parameter)
-        trains, kept = tensor.requires_grad, path in self._saved
-        fixed = bool((every == every[:1]).all()) and (self._varies or not is_parameter)
-        form, sizes, number = _form(path, every, fixed or not tensor.is_floating_point())
-        return Value(form, sizes, number, is_parameter, trains, kept)
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    named = (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    )
-    return dict(named)
+    return part
 
 
-def varying(draws: Sequence[nn.Module]) -> bool:
+def _fixed(path: str, tensor: Tensor) -> str:
+    source = constant_source(tensor)
+    if source is None:
+        raise EsperError(f"{path} holds {tensor.numel():,} fixed numbers that are no formula")
+    return source
+
+
+def _drawn_buffers(draws: Sequence[nn.Module]) -> dict[str, str]:
+    """How buffers are drawn that differ between draws, but for those that the user's class draws;
+    with {} in the place of the tensor."""
+    found = {}
+    for name, value in draws[0].named_buffers():
+        if value.is_floating_point() and _is_torch(_owner(draws[0], name)):
+            every = torch.stack([model.get_buffer(name) for model in draws])
+            if not all(one.equal(value) for one in every):
+                (part,) = look(nn.Module(), "", every, False)
+                part.rule, part.gain = "none", part.deviation
+                found[name] = _step(part)
+    return found
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
+
+
+def _is_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+def _varying(draws: Sequence[nn.Module]) -> bool:
     """Whether the weights of the user's model differ from draw to draw: a factory made it."""
     folder = seed_folder(draws[0])
     own = [n for n, _ in draws[0].named_parameters() if not n.startswith(f"{folder}.")]
@@ -85,121 +101,55 @@ def varying(draws: Sequence[nn.Module]) -> bool:
     return any(not first[name].equal(last[name]) for name in own)
 
 
-def _form(path: str, every: Tensor, fixed: bool) -> tuple[str, tuple[int, ...], float]:
-    """(form, sizes, number) of a `Value`."""
-    value, sizes = every[0], tuple(every.shape[1:])
-    plain = value.dtype == torch.float32 and bool((every == every.flatten()[0]).all())
-    if plain and value.numel():
-        number = float(value.flatten()[0])
-        if number in (0.0, 1.0):
-            return ("ones" if number else "zeros"), sizes, math.nan
-        return "full", sizes, short(number)
-    if fixed:
-        source = constant_source(value)
-        if source is None:
-            raise EsperError(f"{path} holds {value.numel():,} fixed numbers that are no formula")
-        return source, (), math.nan
-    (part,) = look(nn.Module(), "", every, False)
-    if part.identity_scale or part.orthogonal_gain:
-        dims = ", ".join(map(str, sizes))
-        made = nn.init.eye_ if part.identity_scale else nn.init.orthogonal_
-        scale = part.identity_scale or part.orthogonal_gain
-        return f"{scale:.6g} * nn.init.{made.__name__}(torch.empty({dims}))", (), math.nan
-    if part.mean:
-        return _drawn(part, sizes), (), math.nan
-    if part.is_uniform:
-        return "uniform", sizes, rounded(3**0.5 * part.deviation, part.error)
-    return "randn", sizes, rounded(part.deviation, part.error)
+# ---- what is drawn ------------------------------------------------------------------------------
+
+_Rule = tuple[str, ...]
+"""How a tensor is drawn: source with {} in its place, part by part; none: as torch does."""
 
 
-def _drawn(part: Part, sizes: tuple[int, ...]) -> str:
-    dims = ", ".join(map(str, sizes))
-    deviation, mean = rounded(part.deviation, part.error), float(f"{part.mean:.4g}")
-    if not part.is_uniform:
-        return f"{mean} + {deviation} * torch.randn({dims})"
-    bound = rounded(3**0.5 * part.deviation, part.error)
-    return f"torch.empty({dims}).uniform_({mean - bound:.6g}, {mean + bound:.6g})"
-
-
-# ---- layers -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """How one parameter of a layer is drawn: source with {} in its place, part by part."""
-
-    steps: tuple[str, ...]
-
-
-def init_lines(draws: Sequence[nn.Module], fresh: Sequence[nn.Module]) -> list[str]:
+def init_lines(draws: Sequence[nn.Module], fresh: nn.Module) -> list[str]:
     """Body of a function that draws the weights of `model`; empty: torch's defaults are right.
 
     `fresh`: what the script builds without it.
     """
-    shown, usual = (Initialisation(models, (), keep=False) for models in (draws, fresh))
-    varies = varying(draws)
-    rules: dict[str, _Rule | None] = {}
-    seen: set[int] = set()
-    for name, parameter in draws[0].named_parameters():
-        owner = draws[0].get_submodule(name.rpartition(".")[0])
-        if id(parameter) in seen or not _is_torch(owner):
-            continue  # others were built with their values
-        seen.add(id(parameter))
-        parts, before = shown.parts(name), usual.parts(name)
-        if all(_alike(*both) for both in zip(parts, before, strict=True)):
-            rules[name] = None
+    shown, varies = Initialisation(draws, (), keep=False), _varying(draws)
+    named = [dict(model.named_parameters()) for model in draws]
+    rules: dict[str, _Rule] = {}
+    for name, value in named[0].items():
+        owner = _owner(draws[0], name)
+        if not value.numel() or not _is_torch(owner):
+            continue  # the user's class draws them
+        fixed = varies and all(one[name].equal(value) for one in named[1:])
+        if fixed and bool((value != value.flatten()[0]).any()):
+            rules[name] = (f"{{}}.copy_({_fixed(name, value)})",)
             continue
-        fixed = varies and all(
-            dict(model.named_parameters())[name].equal(parameter) for model in draws[1:]
-        )
-        rules[name] = _rule(name, parts, parameter, fixed, getattr(owner, "padding_idx", None))
+        padding = getattr(owner, "padding_idx", None)
+        rules[name] = _rule(shown.parts(name), value, fresh.get_parameter(name), padding)
     return _lines(draws[0], rules)
 
 
-def _is_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn")
-
-
-def _alike(one: Part, other: Part) -> bool:
-    """Whether two parameters may be draws of the same kind."""
-    if not one.deviation or not other.deviation:
-        return one.deviation == other.deviation and one.mean == other.mean
-    if one.is_default and other.is_default:
-        return True
-    structure = (bool(one.identity_scale), bool(one.orthogonal_gain))
-    if structure != (bool(other.identity_scale), bool(other.orthogonal_gain)):
-        return False
-    error = math.hypot(one.error, other.error)
-    near = abs(math.log(one.deviation / other.deviation)) <= _SIGMAS * error
-    apart = abs(one.mean - other.mean) / (one.deviation * 2**0.5 * error)
-    return near and apart <= _MEANS and _is_flat(one) == _is_flat(other)
-
-
-def _is_flat(part: Part) -> bool:
-    """Whether it is uniform, even if its mean is not that of the distribution."""
-    return part.largest - abs(part.mean) <= _FLAT * part.deviation
-
-
-def _rule(
-    name: str, parts: Sequence[Part], parameter: Tensor, fixed: bool, padding: int | None
-) -> _Rule:
-    if fixed and bool((parameter != parameter.flatten()[0]).any()):
-        source = constant_source(parameter)
-        if source is None:
-            raise EsperError(f"{name} starts from {parameter.numel():,} fixed numbers")
-        return _Rule((f"{{}}.copy_({source})",))
-    if len(parts) == 1:
-        steps = [_step(parts[0]).format("{}")]
-    else:
-        size = len(parameter) // len(parts)
-        steps = [
-            _step(part).format(f"{{}}[{n * size}:{(n + 1) * size}]")
-            for n, part in enumerate(parts)
-            if not part.is_default
-        ]
-    if padding is not None and not bool(parameter[padding].any()):
+def _rule(parts: Sequence[Part], value: Tensor, fresh: Tensor, padding: int | None) -> _Rule:
+    """The calls that draw the parts of a tensor which are not right as they are."""
+    chunks = fresh.chunk(len(parts)) if len(parts) > 1 else [fresh]
+    steps = []
+    for number, (part, chunk) in enumerate(zip(parts, chunks, strict=True)):
+        if not _is_right(part, chunk):
+            place = ""
+            if len(parts) > 1:
+                place = f"[{number * len(chunk)}:{(number + 1) * len(chunk)}]"
+            steps.append(_step(part).format(f"{{}}{place}"))
+    if steps and padding is not None and not bool(value[padding].any()):
         steps.append(f"{{}}[{padding}].zero_()")
-    return _Rule(tuple(steps))
+    return tuple(steps)
+
+
+def _is_right(part: Part, fresh: Tensor) -> bool:
+    """Whether a part is drawn as torch does."""
+    if part.deviation and part.fans.default and part.numbers <= _FEW:
+        return abs(math.log(part.deviation / part.fans.default)) <= _SIGMAS * part.error
+    if part.deviation:
+        return part.is_default
+    return bool((fresh == part.value.flatten()[0]).all())
 
 
 def _step(part: Part) -> str:
@@ -248,75 +198,48 @@ def _by_number(part: Part) -> str:
 # ---- lines --------------------------------------------------------------------------------------
 
 
-def _lines(model: nn.Module, rules: Mapping[str, _Rule | None]) -> list[str]:
-    by_kind: dict[type[nn.Module], dict[str, _Rule]] = {}
-    left = {name: rule for name, rule in rules.items() if rule is not None}
-    for kind, leaf in _kinds(model, rules):
-        mine = [n for n in rules if _matches(model, n, kind, leaf)]
-        found = [rules[name] for name in mine]
-        common = Counter(rule for rule in found if rule is not None).most_common(1)
-        if None in found or not common or common[0][1] < 2:
+def _lines(model: nn.Module, rules: Mapping[str, _Rule]) -> list[str]:
+    """The calls, for all layers of a kind where most are drawn alike, then by name."""
+    left = {name: rule for name, rule in rules.items() if rule}
+    loops = []
+    for kind, leaf in dict.fromkeys(_kind_and_leaf(model, name) for name in left):
+        mine = [n for n in rules if _leaf_of(model, n, kind) == leaf]
+        common, count = Counter(rules[name] for name in mine).most_common(1)[0]
+        if getattr(nn, kind.__name__, None) is not kind or count < 2:
             continue
-        by_kind.setdefault(kind, {})[leaf] = common[0][0]
-        for name in mine:
-            if left.get(name) == common[0][0]:
-                del left[name]
-    return [*_loops(model, by_kind), *_by_name(left)]
-
-
-def _kinds(
-    model: nn.Module, rules: Mapping[str, _Rule | None]
-) -> list[tuple[type[nn.Module], str]]:
-    found: dict[tuple[type[nn.Module], str], None] = {}
-    for name, rule in rules.items():
-        owner, _, leaf = name.rpartition(".")
-        kind = type(model.get_submodule(owner))
-        if rule is not None and getattr(nn, kind.__name__, None) is kind:
-            found[kind, leaf] = None
-    return list(found)
-
-
-def _matches(model: nn.Module, name: str, kind: type[nn.Module], leaf: str) -> bool:
-    owner, _, own = name.rpartition(".")
-    return own == leaf and isinstance(model.get_submodule(owner), kind)
-
-
-def _loops(model: nn.Module, by_kind: Mapping[type[nn.Module], Mapping[str, _Rule]]) -> list[str]:
-    if not by_kind:
-        return []
-    lines, word = ["for layer in model.modules():"], "if"
-    for kind, leaves in by_kind.items():
-        lines.append(f"{INDENT}{word} isinstance(layer, nn.{kind.__name__}):")
-        for leaf, rule in leaves.items():
-            lacking = any(
-                isinstance(m, kind) and getattr(m, leaf, None) is None for m in model.modules()
-            )
-            space = INDENT * (3 if lacking else 2)
-            if lacking:
-                lines.append(f"{INDENT * 2}if layer.{leaf} is not None:")
-            lines += [f"{space}{step.format(f'layer.{leaf}')}" for step in rule.steps]
-        word = "if"
-    return lines
-
-
-def _by_name(rules: Mapping[str, _Rule]) -> list[str]:
+        if all(rules[name] for name in mine):
+            loops += _loop(model, kind, leaf, common)
+            left = {n: rule for n, rule in left.items() if n not in mine or rule != common}
+    if loops:
+        loops.insert(0, "for layer in model.modules():")
     groups: dict[_Rule, list[str]] = {}
-    for name, rule in rules.items():
+    for name, rule in left.items():
         groups.setdefault(rule, []).append(name)
-    lines: list[str] = []
-    for rule, names in groups.items():
-        one = [step.format(f'model.get_parameter("{names[0]}")') for step in rule.steps]
-        if len(names) == 1 and max(map(len, one)) + len(INDENT) <= WIDTH:
-            lines += one
-            continue
-        lines += [f"for name in {_listed(names)}:"]
-        lines += [f"{INDENT}{step.format('model.get_parameter(name)')}" for step in rule.steps]
-    return lines
+    return [*loops, *(line for rule, names in groups.items() for line in _by_name(rule, names))]
 
 
-def _listed(names: Sequence[str]) -> str:
-    whole = "[" + ", ".join(f'"{name}"' for name in names) + "]"
-    if len(whole) + 20 <= WIDTH:
-        return whole
-    inner = "\n".join(f'{INDENT}"{name}",' for name in names)
-    return f"[\n{inner}\n]"
+def _kind_and_leaf(model: nn.Module, name: str) -> tuple[type[nn.Module], str]:
+    return type(_owner(model, name)), name.rpartition(".")[2]
+
+
+def _leaf_of(model: nn.Module, name: str, kind: type[nn.Module]) -> str:
+    """Name of a tensor in its layer; empty: that is of another kind."""
+    found, leaf = _kind_and_leaf(model, name)
+    return leaf if issubclass(found, kind) else ""
+
+
+def _loop(model: nn.Module, kind: type[nn.Module], leaf: str, rule: _Rule) -> list[str]:
+    layers = [layer for layer in model.modules() if isinstance(layer, kind)]
+    lacking = any(getattr(layer, leaf, None) is None for layer in layers)
+    given = f" and layer.{leaf} is not None" if lacking else ""
+    steps = [f"{INDENT * 2}{step.format(f'layer.{leaf}')}" for step in rule]
+    return [f"{INDENT}if isinstance(layer, nn.{kind.__name__}){given}:", *steps]
+
+
+def _by_name(rule: _Rule, names: Sequence[str]) -> list[str]:
+    one = [step.format(f'model.get_parameter("{names[0]}")') for step in rule]
+    if len(names) == 1 and max(map(len, one)) + len(INDENT) <= WIDTH:
+        return one
+    every = Call("[", {name: name for name in names}, "]:")
+    steps = [f"{INDENT}{step.format('model.get_parameter(name)')}" for step in rule]
+    return [*lines("for name in ", every, 0), *steps]

@@ -27,7 +27,7 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """A batch of inputs: one tensor, positional arguments, or keywords."""
 T = TypeVar("T")
 
-SUFFIXES: Final = (".pt2", ".onnx", ".safetensors")
+_SUFFIXES: Final = (".pt2", ".onnx", ".safetensors")
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _EXPORT_LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes")
 
@@ -54,7 +54,7 @@ class _Call:
 
 def require_suffix(target: Path) -> None:
     """Raise unless the suffix of a file names a format."""
-    if target.suffix not in SUFFIXES:
+    if target.suffix not in _SUFFIXES:
         raise EsperError(
             f"export to {target}: the suffix decides the format; use .pt2, .onnx or .safetensors"
         )

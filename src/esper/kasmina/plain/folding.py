@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -177,100 +176,49 @@ def _linear_chain(
     return chain
 
 
-@dataclass(slots=True)
-class _Map:
-    """A linear map in double precision; convolutions have stride 1 and preserve the size."""
-
-    weight: Tensor
-    bias: Tensor | None
-    groups: int = 1
-
-    @classmethod
-    def of(cls, module: _Linear) -> _Map | None:
-        """Return None for other convolutions."""
-        bias = None if module.bias is None else module.bias.detach().double()
-        weight = module.weight.detach().double()
-        if isinstance(module, nn.Linear):
-            return cls(weight, bias)
-        same = tuple((size - 1) // 2 for size in module.kernel_size)
-        ones = (1,) * len(same)
-        simple = (module.stride, module.dilation, module.padding) == (ones, ones, same)
-        odd = all(size % 2 for size in module.kernel_size)
-        zeros = module.padding_mode == "zeros"
-        return cls(weight, bias, module.groups) if simple and odd and zeros else None
-
-    @property
-    def pointwise(self) -> bool:
-        return all(size == 1 for size in self.weight.shape[2:])
-
-    def then(self, after: _Map) -> _Map | None:
-        """Compose with `after`; None if borders or groups would change the result."""
-        if self.groups != 1 or after.groups != 1 or self.weight.ndim != after.weight.ndim:
-            return None
-        if not after.pointwise and not (self.pointwise and self.bias is None):
-            return None  # zero padding between the two cannot be merged
-        weight = torch.einsum("om...,mi...->oi...", after.weight, self.weight)
-        bias = after.bias
-        if self.bias is not None:
-            through = after.weight.flatten(1) @ self.bias
-            bias = through if bias is None else bias + through
-        return _Map(weight, bias)
-
-    def plus_identity(self) -> _Map | None:
-        """Add the identity; None if input and output sizes differ."""
-        out_channels, per_group, *sizes = self.weight.shape
-        if out_channels != per_group * self.groups:
-            return None
-        weight = self.weight.clone()
-        centre = weight
-        channel = torch.arange(out_channels, device=weight.device)
-        for size in sizes:  # view of the kernel's centre, where an output sees its own pixel
-            centre = centre.select(2, size // 2)
-        centre[channel, channel % per_group] += 1
-        return _Map(weight, self.bias, self.groups)
-
-    def module(self, like: _Linear) -> _Linear:
-        """Return a torch module in the dtype of `like`."""
-        out_channels, per_group, *sizes = self.weight.shape
-        bias = self.bias is not None
-        made: _Linear
-        if isinstance(like, nn.Linear):
-            made = nn.Linear(per_group, out_channels, bias=bias, device="meta")
-        else:
-            kind: Any = nn.Conv1d if isinstance(like, nn.Conv1d) else nn.Conv2d
-            made = kind(
-                per_group * self.groups,
-                out_channels,
-                tuple(sizes),
-                padding=tuple(size // 2 for size in sizes),
-                groups=self.groups,
-                bias=bias,
-                device="meta",
-            )
-        made.weight = nn.Parameter(self.weight.to(like.weight.dtype), like.weight.requires_grad)
-        if self.bias is not None:
-            made.bias = nn.Parameter(self.bias.to(like.weight.dtype), like.weight.requires_grad)
-        return made.train(like.training)
-
-
 def _merged(modules: Sequence[_Linear]) -> _Linear | None:
     """Return one module for input plus chain; None if that is not equal or costs more.
 
-    At stride 1 and equal size MACs are weights times positions, so one comparison covers both.
+    All see one position at a time: between others, padding would change the result.
     """
-    if not modules or len({p.requires_grad for m in modules for p in m.parameters()}) != 1:
+    trained = {p.requires_grad for module in modules for p in module.parameters()}
+    if len(trained) != 1 or not all(map(_is_pointwise, modules)):
         return None
-    whole = _Map.of(modules[0])
-    for module in modules[1:]:
-        after = _Map.of(module)
-        whole = whole.then(after) if whole is not None and after is not None else None
-    whole = whole.plus_identity() if whole is not None else None
-    if whole is None:
+    first = modules[0].weight
+    identity = torch.eye(first.shape[1], dtype=torch.float64, device=first.device)
+    weight, bias = identity, None
+    for module in modules:
+        matrix = module.weight.detach().double().flatten(1)
+        weight, bias = matrix @ weight, None if bias is None else matrix @ bias
+        if module.bias is not None:
+            bias = module.bias.detach().double() + (0 if bias is None else bias)
+    if len(weight) != len(identity):
         return None
-    merged = whole.module(modules[-1])
-    dearer = merged.weight.numel() > sum(m.weight.numel() for m in modules)
-    larger = _count(merged) > sum(_count(m) for m in modules)
+    merged = _like(modules[-1], weight + identity, bias)
+    # MACs are weights times positions.
+    dearer = merged.weight.numel() > sum(module.weight.numel() for module in modules)
+    larger = _count(merged) > sum(map(_count, modules))
     return None if dearer or larger else merged
+
+
+def _is_pointwise(module: _Linear) -> bool:
+    if isinstance(module, nn.Linear):
+        return True
+    sizes = {*module.kernel_size, *module.stride, module.groups}
+    return sizes == {1} and not any(module.padding)
+
+
+def _like(module: _Linear, weight: Tensor, bias: Tensor | None) -> _Linear:
+    """Return a layer like a module, with other values."""
+    kind: Any = next(k for k in (nn.Linear, nn.Conv1d, nn.Conv2d) if isinstance(module, k))
+    sides = () if kind is nn.Linear else (1,)
+    made: _Linear = kind(*weight.shape, *sides, bias=bias is not None, device="meta")
+    values = {"weight": weight.view(*weight.shape, *module.weight.shape[2:]), "bias": bias}
+    for name, value in values.items():
+        if value is not None:
+            typed = value.to(module.weight.dtype)
+            setattr(made, name, nn.Parameter(typed, module.weight.requires_grad))
+    return made.train(module.training)
 
 
 def _count(module: nn.Module) -> int:

@@ -42,8 +42,8 @@ def to_plain(
     Modules with data-dependent control flow cannot be traced and stay as modules of the user's
     class: `plain.meta["untraced"]` lists them, and a warning is logged.
     """
-    segments, live = _copied_parts(host, seeds)
-    return _folded(_Chain(_links(segments, live, slots)), f"Plain{type(host).__name__}")
+    chain = _Chain(_links(*_copied_parts(host, seeds), slots))
+    return fold(chain, chain.seed_paths, f"Plain{type(host).__name__}", LeafTracer())
 
 
 class Added(nn.Module):
@@ -58,29 +58,19 @@ class Added(nn.Module):
         return out
 
 
-def _folded(chain: _Chain, name: str) -> fx.GraphModule:
-    return fold(chain, chain.seed_paths, name, LeafTracer())
-
-
 def fold(root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer) -> fx.GraphModule:
     """Trace a module in eval mode and simplify its graph; what cannot be traced is logged.
 
     `seeds`: prefixes of the paths of seeds, with a dot. Parameters are the module's own.
     """
-    plain = _simplified(root, seeds, name, tracer)
+    whole = fx.GraphModule(root, tracer.trace(root.eval()), name)
+    simplify(whole, seeds)
+    plain = _without_unused(whole).eval()
     plain.meta["untraced"] = untraced = tracer.untraced_paths(plain.graph)
     if untraced:
         reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
         _log.info("kept whole, as they cannot be traced: %s", reasons)
     return plain
-
-
-def _simplified(
-    root: nn.Module, seeds: Sequence[str], name: str, tracer: LeafTracer
-) -> fx.GraphModule:
-    whole = fx.GraphModule(root, tracer.trace(root.eval()), name)
-    simplify(whole, seeds)
-    return _without_unused(whole).eval()
 
 
 # ---- replacement of our layers ------------------------------------------------------------
@@ -319,7 +309,7 @@ class LeafTracer(fx.Tracer):
         return tuple(path for path in self.untraced if path in called)
 
 
-OPAQUE: Final = "opaque"
+_OPAQUE: Final = "opaque"
 """Mark of a node that calls a function of the user's which cannot be traced."""
 
 
@@ -337,7 +327,7 @@ class GraphCall(fx.Interpreter):
         made = self._tracer.create_proxy("call_function", target, args, kwargs)
         owner = (getattr(target, "__module__", None) or "torch").partition(".")[0]
         if owner not in ("torch", "_operator", "builtins", "math"):
-            made.node.meta[OPAQUE] = True
+            made.node.meta[_OPAQUE] = True
         return made
 
 
@@ -374,7 +364,7 @@ def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     set_tracer(whole.graph)
     for node in whole.graph.nodes:
         # fx's own mark: whoever traces the graph again, as pickle does, records the call only.
-        node.meta = {"is_wrapped": True} if OPAQUE in node.meta else {}
+        node.meta = {"is_wrapped": True} if _OPAQUE in node.meta else {}
         node.type = None  # source text of a type hint, which cannot be pickled
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()

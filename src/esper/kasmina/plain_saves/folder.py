@@ -27,7 +27,7 @@ from esper.leyline.errors import EsperError
 from esper.storage.manifest import check_file, read_bytes, record_of
 from esper.storage.saves import Saved, read_save, write_save
 
-PROGRAM: Final = "program.pt2"
+_PROGRAM: Final = "program.pt2"
 _WEIGHT, _INPUT = "weight ", "input "
 
 
@@ -46,8 +46,8 @@ def save_plain(path: str | os.PathLike[str], model: nn.Module, example: Example)
     program = None
     if reason:
         with contextlib.suppress(EsperError):
-            export_pt2(model, folder / PROGRAM, example)
-            program = record_of(PROGRAM, (folder / PROGRAM).read_bytes())
+            export_pt2(model, folder / _PROGRAM, example)
+            program = record_of(_PROGRAM, (folder / _PROGRAM).read_bytes())
     names = tuple(example) if isinstance(example, Mapping) else ()
     form = "dict" if names else "tensor" if isinstance(example, Tensor) else "tuple"
     content = PlainContent(form, names, graph, reason, program)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def save_plain(path: str | os.PathLike[str], model: nn.Module, example: Example)
     write_save(folder, "network", content, tensors)
     if program is None:
         with contextlib.suppress(OSError):
-            (folder / PROGRAM).unlink(missing_ok=True)
+            (folder / _PROGRAM).unlink(missing_ok=True)
     return reason
 
 
@@ -75,7 +75,7 @@ def load_plain(path: str | os.PathLike[str], trust: bool = False, ways: str = ""
             f"{saved.where} holds a .pt2 file, which can run code ({content.reason}): if it is "
             f"yours, trust it (trust=True, --trust){ways}"
         )
-    file = Path(saved.where) / PROGRAM
+    file = Path(saved.where) / _PROGRAM
     check_file(content.program, file, read_bytes(file))
     return _trusted(file)
 

@@ -29,8 +29,6 @@ from esper.leyline.errors import EsperError, parse_error_line, shown, unknown_na
 
 _PART: Final = re.compile(r"[A-Za-z0-9_]+", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-MAX_NODES: Final = 1_000_000
-"""Calls of a network; those of people's networks have thousands."""
 
 
 def rebuild(record: GraphRecord, values: Mapping[str, Tensor], where: str) -> fx.GraphModule:
@@ -134,8 +132,6 @@ def _install_tensor(root: nn.Module, record: TensorRecord, value: Tensor) -> Non
 
 
 def _graph(records: Sequence[NodeRecord], layers: set[str], tensors: set[str]) -> fx.Graph:
-    if len(records) > MAX_NODES:
-        raise EsperError(f"{len(records)} calls: at most {MAX_NODES}")
     if [r.op for r in records].count("output") != 1 or records[-1].op != "output":
         raise EsperError("a network has one output, at the end")
     graph = fx.Graph()

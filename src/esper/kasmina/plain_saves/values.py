@@ -17,8 +17,6 @@ from torch import fx
 
 from esper.leyline.errors import EsperError, shown
 
-MAX_INTEGER: Final = 2**63 - 1
-"""Largest size that torch knows."""
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
     "bool", "complex64", "complex128",
@@ -30,7 +28,6 @@ _TORCH_VALUES: Final[Mapping[str, Mapping[str, Any]]] = {
     "layout": {"strided": torch.strided},
 }
 _NON_FINITE: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 
 
 def encode(value: object, numbers: Mapping[fx.Node, int]) -> Any:
@@ -38,10 +35,10 @@ def encode(value: object, numbers: Mapping[fx.Node, int]) -> Any:
 
     `numbers`: of the nodes that it may refer to.
     """
-    if value is None or isinstance(value, bool | str):
+    if isinstance(value, float) and not math.isfinite(value):
+        return ["float", str(value)]
+    if value is None or isinstance(value, bool | str | int | float):
         return value
-    if isinstance(value, int | float):
-        return _number(value)
     if isinstance(value, fx.Node):
         return ["node", numbers[value]]
     if isinstance(value, slice):
@@ -66,74 +63,35 @@ def _torch_value(value: object) -> Any:
     raise EsperError(f"a value of type {type(value).__name__}")
 
 
-def _number(value: int | float) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return ["float", str(value)]
-    if isinstance(value, int) and abs(value) > MAX_INTEGER:
-        raise EsperError(f"the number {shown(value)}")
-    return float(value) if isinstance(value, float) else int(value)
-
-
 def decode(data: object, nodes: Sequence[fx.Node]) -> Any:
     """Return the value that was encoded; raises for anything else.
 
     `nodes`: those it may refer to.
     """
-    if data is None or isinstance(data, bool | str | float):
+    if data is None or isinstance(data, bool | str | int | float):
         return data
-    if isinstance(data, int):
-        if abs(data) > MAX_INTEGER:
-            raise EsperError(f"the number {shown(data)} is too large")
-        return data
-    if isinstance(data, list) and data and isinstance(data[0], str):
+    try:
+        assert isinstance(data, list)
         kind, *rest = data
-        if kind in _DECODERS:
-            return _DECODERS[kind](rest, nodes)
-        if kind in _TORCH_VALUES:
-            return _named(kind, rest, _TORCH_VALUES[kind])
-    raise EsperError(f"{shown(data)} is no argument")
+        return _DECODERS[kind](rest, nodes)
+    except Exception as error:  # whatever torch and Python make of odd values
+        raise EsperError(f"{shown(data)} is no argument") from error
 
 
-def _named(kind: str, rest: list[Any], known: Mapping[str, Any]) -> Any:
-    if len(rest) != 1 or not isinstance(rest[0], str) or rest[0] not in known:
-        raise EsperError(f"{shown(rest)} is no {kind}")
-    return known[rest[0]]
-
-
-def _node(rest: list[Any], nodes: Sequence[fx.Node]) -> fx.Node:
-    index = rest[0] if len(rest) == 1 else None
-    if type(index) is not int or not 0 <= index < len(nodes):
-        raise EsperError(f"{shown(rest)} is no earlier call")
-    return nodes[index]
-
-
-def _slice(rest: list[Any], nodes: Sequence[fx.Node]) -> slice:
-    if len(rest) != 3:
-        raise EsperError(f"{shown(rest)} is no slice")
-    return slice(*(decode(v, nodes) for v in rest))
-
-
-def _dict(rest: list[Any], nodes: Sequence[fx.Node]) -> dict[Any, Any]:
-    if not all(isinstance(p, list) and len(p) == 2 and isinstance(p[0], str | int) for p in rest):
-        raise EsperError(f"{shown(rest)} is no dict")
-    return {key: decode(value, nodes) for key, value in rest}
-
-
-def _device(rest: list[Any], nodes: Sequence[fx.Node]) -> torch.device:
-    text = rest[0] if len(rest) == 1 and isinstance(rest[0], str) else ""
-    kind, _, index = text.partition(":")
-    if kind not in _DEVICES or (index and not (index.isdecimal() and len(index) <= 3)):
-        raise EsperError(f"{shown(rest)} is no device")
-    return torch.device(text)
+def _several(rest: list[Any], nodes: Sequence[fx.Node]) -> list[Any]:
+    return [decode(value, nodes) for value in rest]
 
 
 _DECODERS: Final[Mapping[str, Callable[[list[Any], Sequence[fx.Node]], Any]]] = {
-    "node": _node,
-    "slice": _slice,
-    "dict": _dict,
-    "device": _device,
-    "tuple": lambda rest, nodes: tuple(decode(v, nodes) for v in rest),
-    "list": lambda rest, nodes: [decode(v, nodes) for v in rest],
+    "node": lambda rest, nodes: nodes[rest[0]],
+    "slice": lambda rest, nodes: slice(*_several(rest, nodes)),
+    "dict": lambda rest, nodes: {key: decode(value, nodes) for key, value in rest},
+    "device": lambda rest, nodes: torch.device(*rest),
+    "tuple": lambda rest, nodes: tuple(_several(rest, nodes)),
+    "list": _several,
     "ellipsis": lambda rest, nodes: ...,
-    "float": lambda rest, nodes: _named("float", rest, _NON_FINITE),
+    "float": lambda rest, nodes: _NON_FINITE[rest[0]],
+    "dtype": lambda rest, nodes: _TORCH_VALUES["dtype"][rest[0]],
+    "memory_format": lambda rest, nodes: _TORCH_VALUES["memory_format"][rest[0]],
+    "layout": lambda rest, nodes: _TORCH_VALUES["layout"][rest[0]],
 }

@@ -195,7 +195,8 @@ def look(layer: nn.Module, leaf: str, every: Tensor, is_matrix: bool) -> list[Pa
     row = getattr(layer, "padding_idx", None)
     if row is not None:
         every = torch.cat([every[:, :row], every[:, row + 1 :]], 1)
-    chunks = every.chunk(_gates(layer, leaf), 1)
+    gates = _gates(layer, leaf)
+    chunks = every.chunk(gates, 1) if gates > 1 else (every,)  # a single number has no axes
     if _orthogonal_gain(every[0]) and not _identity_scale(chunks[0][0]):
         chunks = (every,)
     kind = _kind(layer) or ("matrix" if is_matrix else "")
