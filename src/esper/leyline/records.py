@@ -19,7 +19,6 @@ from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import EpisodeOutcome, Payload, PhaseTime
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import Counterfactuals, GovernorVerdicts, TrainingSignals
-from esper.leyline.stages import SeedStage
 
 _StateT_co = TypeVar("_StateT_co", covariant=True)
 """Recurrent state of a policy; opaque to the engine."""
@@ -213,10 +212,3 @@ class BatchSummary(Payload):
     def ends_episode(self) -> bool:
         """Whether the episode ended; if False, its rollout was truncated and the next continues."""
         return self.episodes_done >= (self.round_index + 1) * self.members
-
-    def __post_init__(self) -> None:
-        if len(self.stage_counts) != len(SeedStage):
-            raise EsperError(
-                f"BatchSummary.stage_counts: {len(self.stage_counts)} counts "
-                f"for {len(SeedStage)} stages"
-            )
