@@ -12,7 +12,7 @@ import numpy as np
 
 from esper.leyline.actions import ActionHead, ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints, map_member_arrays
-from esper.leyline.context import PLAIN_ROUND, MemberContexts, RoundContext
+from esper.leyline.context import PLAIN_ROUND, RoundContext
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.masks import ActionMasks
@@ -118,8 +118,6 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     """Decisions of the plan phase, which come before the steps; 0 without one."""
     round_context: RoundContext = PLAIN_ROUND
     """What all members of the round share."""
-    member_contexts: MemberContexts | None = None
-    """Prices, caps and rates of the members; None if unknown."""
 
     @property
     def decisions(self) -> int:

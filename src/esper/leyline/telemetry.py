@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.leyline import payloads as p
-from esper.leyline.codec import Json, read_enum, read_record, to_json
+from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.records import BatchSummary, LearningRates, MemberRestarted
 
@@ -111,8 +111,8 @@ class TelemetryEvent:
     """One event with its time and place.
 
     >>> event = TelemetryEvent.of(p.CheckpointLoaded("runs/a/round-7", rounds_done=7))
-    >>> event.type.name, TelemetryEvent.from_json_dict(event.to_json_dict()) == event
-    ('CHECKPOINT_LOADED', True)
+    >>> event.type.name
+    'CHECKPOINT_LOADED'
     """
 
     type: TelemetryEventType
@@ -143,15 +143,3 @@ class TelemetryEvent:
     def to_json_dict(self) -> dict[str, Json]:
         """Convert to strict JSON data, without NaN literals (see `codec`)."""
         return {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
-
-    @classmethod
-    def from_json_dict(cls, data: dict[str, Json]) -> TelemetryEvent:
-        """Inverse of `to_json_dict`; raises for another schema version."""
-        version = data.get("schema_version")
-        if version != SCHEMA_VERSION:
-            raise EsperError(
-                f"event schema version {version}: this Esper reads version {SCHEMA_VERSION}; "
-                f"read the run with the release that wrote it"
-            )
-        kind = read_enum(TelemetryEventType, data.get("type"), "event.type")
-        return read_record(cls, data, f"event {kind.name}", payload=kind.payload_class)
