@@ -92,6 +92,11 @@ class RowTerms(abc.ABC):
     _copies: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     """Weights by device and dtype, because captured graphs cannot copy from the host."""
 
+    @property
+    def multilabel(self) -> bool:
+        """Whether a sample has several labels, each yes or no."""
+        return self.name == "multilabel"
+
     def __post_init__(self) -> None:
         # Saved populations remember their loss by this name.
         object.__setattr__(self, "__qualname__", self.name)
