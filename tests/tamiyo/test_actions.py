@@ -35,6 +35,7 @@ def test_counting_heads_are_those_of_the_table():
 @pytest.mark.parametrize(
     ("heads_EA", "named"),
     [
+        (np.zeros((2, 8)), "float64"),
         (np.full((1, 8), 10), "op 10"),
         (np.array([[1, -1, 0, 0, 0, 0, 0, 0]]), "slot -1"),
     ],

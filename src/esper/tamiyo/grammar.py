@@ -214,7 +214,7 @@ def _parse_unlabelled(text: str) -> ParsedPolicy:
     if text.startswith(WAIT_AS):
         return _parse_source(text, "wait", text.removeprefix(WAIT_AS))
     if head == "replay":
-        return _parse_source(text, head, rest)
+        return _parse_source(text, "replay", rest)
     if head in _FORMS:
         return _parse_form(text, head, rest)
     if head != SAMPLED and SOURCE in (
