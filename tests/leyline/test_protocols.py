@@ -31,7 +31,6 @@ from esper.leyline import (
     TrainingSignals,
 )
 from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
-from esper.leyline.records import PlanRecord
 
 
 class TinyHost(nn.Module):
@@ -104,9 +103,6 @@ class Diary:
 
     def on_round_start(self, round_index: int, members: int) -> None:
         self.reported.append(f"round {round_index}: {members} members")
-
-    def on_plan(self, record: PlanRecord) -> None:
-        self.reported.append(f"slot {record.signals.plan_slot}")
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
         self.reported.append(type(payload).__name__)

@@ -129,10 +129,6 @@ class EngineListener(Protocol):
         """Before the first step of a round."""
         return
 
-    def on_plan(self, record: PlanRecord) -> None:
-        """After each decision of the plan phase, before the first step."""
-        return
-
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
         """After slots changed or gates were evaluated; once per step and payload type."""
         return
@@ -144,6 +140,15 @@ class EngineListener(Protocol):
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """After the last step of a round, before `update`."""
         return
+
+
+@runtime_checkable
+class PlanListener(Protocol):
+    """Optional protocol of listeners that also want the decisions of the plan phase."""
+
+    def on_plan(self, record: PlanRecord) -> None:
+        """After each decision of the plan phase, before the first step."""
+        ...
 
 
 @runtime_checkable

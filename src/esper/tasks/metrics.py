@@ -51,7 +51,7 @@ def _labelled(maker: Maker) -> dict[Reading, Maker]:
     return _one_label(maker) | {"multilabel": maker}
 
 
-_ERRORS: Final = {"higher_is_better": False, "best": 0.0, "in_points": False}
+_ERRORS: Final[dict[str, Any]] = {"higher_is_better": False, "best": 0.0, "in_points": False}
 METRICS: Final[dict[str, dict[Reading, Maker]]] = {
     "accuracy": _one_label(_mean(forms.right)) | {"multilabel": _mean(forms.all_right)},
     "label_accuracy": {"multilabel": _mean(forms.right)},
@@ -67,16 +67,6 @@ METRICS: Final[dict[str, dict[Reading, Maker]]] = {
     "rmse": {"numbers": partial(forms.SquaredErrors, **_ERRORS)},
 }
 """Name -> how it is made, by what targets it is for. `explained`, a share of the loss, besides."""
-ALIASES: Final = {
-    "acc": "accuracy", "accuracy_score": "accuracy",
-    "balanced_accuracy_score": "balanced_accuracy",
-    "f1_score": "f1", "f1_binary": "f1", "macro_f1": "f1_macro",
-    "auc": "roc_auc", "auroc": "roc_auc", "roc_auc_score": "roc_auc", "roc_auc_ovr": "roc_auc",
-    "ap": "average_precision", "average_precision_score": "average_precision",
-    "logloss": "log_loss", "neg_log_loss": "log_loss", "nll": "log_loss", "ppl": "perplexity",
-    "r2_score": "r2", "mean_absolute_error": "mae", "neg_mean_absolute_error": "mae",
-    "root_mean_squared_error": "rmse", "neg_root_mean_squared_error": "rmse",
-}  # fmt: skip
 EXPLAINED: Final = "explained"
 NAMES: Final = ("auto", *METRICS, EXPLAINED, "a function")
 
@@ -94,7 +84,7 @@ def make_metric(
         function = copy.deepcopy(wanted).cpu() if isinstance(wanted, nn.Module) else wanted
         return _own(function_name(wanted), function, loss)
     terms = _terms(loss, train)
-    name = _default(loss, terms) if wanted == "auto" else _canonical(wanted)
+    name = _default(loss, terms) if wanted == "auto" else wanted
     if name == EXPLAINED:
         return _explained(loss, explainable_loss(loss, whole))
     if name not in METRICS:
@@ -109,16 +99,6 @@ def make_metric(
             f"{EXPLAINED} or a function"
         )
     return METRICS[name][reading](name=name, reading=terms)
-
-
-def _canonical(name: str) -> str:
-    """The name of a metric, however it is written.
-
-    >>> _canonical("ROC-AUC"), _canonical("r2_score"), _canonical("mine")
-    ('roc_auc', 'r2', 'mine')
-    """
-    plain = name.lower().replace("-", "_").replace(" ", "_")
-    return ALIASES.get(plain, plain)
 
 
 def _terms(loss: TrainingLoss, train: Tensor) -> RowTerms | EsperError:

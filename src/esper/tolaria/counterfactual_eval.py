@@ -83,7 +83,7 @@ class _CoalitionGroup:
     @property
     def seeds(self) -> int:
         """J."""
-        return self.slot_GJ.shape[1]
+        return int(self.slot_GJ.shape[1])
 
     @property
     def rows(self) -> tuple[Ints, Ints, Ints]:

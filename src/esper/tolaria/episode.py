@@ -238,7 +238,7 @@ class EpisodeTracker:
         self._baseline_row_E, self._baseline_slots = restored_E.astype(np.int64), now
         return read_only(inputs)
 
-    def _snapshot_values(self, governor: GovernorVerdicts) -> dict[str, Doubles]:
+    def _snapshot_values(self, governor: GovernorVerdicts) -> dict[str, Any]:
         """Metrics at the snapshot of rolled-back members; NaN for the others.
 
         The score is the governor's, which uses chance instead of NaN for a fresh host.

@@ -17,7 +17,7 @@ import numpy as np
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.masks import ActionMasks
-from esper.leyline.protocols import EngineListener, PolicyProtocol
+from esper.leyline.protocols import EngineListener, PlanListener, PolicyProtocol
 from esper.leyline.records import PlanRecord
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.masks import build_masks
@@ -85,7 +85,8 @@ class PlanPhase:
         env.epoch_rewards += rewards.total
         record = PlanRecord(signals, masks, decision, result.outcome, rewards)
         for listener in listeners:
-            listener.on_plan(record)
+            if isinstance(listener, PlanListener):
+                listener.on_plan(record)
         return record
 
     def _score_planted(self) -> Doubles:

@@ -29,7 +29,7 @@ from esper.leyline.payloads import (
     SlotPayload,
     StepPhase,
 )
-from esper.leyline.protocols import EngineListener
+from esper.leyline.protocols import EngineListener, PlanListener
 from esper.leyline.records import BatchSummary, PlanRecord, Rollout, StepRecord
 from esper.leyline.signals import CounterfactualGap
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
@@ -391,7 +391,8 @@ class ListenerGroup:
     def on_plan(self, record: PlanRecord) -> None:
         """Notify the listeners of plan phases."""
         for listener in self.listeners:
-            listener.on_plan(record)
+            if isinstance(listener, PlanListener):
+                listener.on_plan(record)
 
     def on_step(self, record: StepRecord) -> None:
         """Notify all listeners."""
