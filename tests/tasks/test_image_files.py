@@ -198,7 +198,7 @@ TRAIN_IMAGES = idx(np.zeros((60, 28, 28)))
         (gzipped(b""), "SHA-1"),
         (gzipped(idx(np.zeros((61, 28, 28)))), "SHA-1"),
         (gzipped(TRAIN_IMAGES[:-1]), "SHA-1"),
-        (gzipped(TRAIN_IMAGES + b"\0" * 50_000_000), "SHA-1"),
+        (gzipped(TRAIN_IMAGES + b"\0" * 50_000_000), "expected at most"),
     ],
 )
 def test_damage_in_fashion_is_one_line(tmp_path, content, words):

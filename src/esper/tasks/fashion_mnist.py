@@ -27,7 +27,6 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
 from esper.tasks.data_locations import DataSet, check_sha1, damaged, pick_file, read_file
 from esper.tasks.hosts import (
@@ -63,8 +62,8 @@ CONTENT_SHA1: Final = {
 """SHA-1 of each file's uncompressed content (zcat | sha1sum), taken from files whose md5 sums match
 the published ones (8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...); valid for both forms."""
 
-_MAX_HEAD: Final = 16
-"""Bytes before the images: those of the format, and three lengths."""
+_MAX_HEAD: Final = 1024
+"""Bytes besides the images or labels: those of the format, and of a file that did not shrink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +98,14 @@ class FashionFiles:
 def _read(folder: Path, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Read and verify one file; what is damaged has another checksum."""
     path, size = pick_file(folder, (f"{name}.gz", name), FASHION), math.prod(shape)
-    content = _read_decompressed(path, _MAX_HEAD + size)
+    content = read_file(path, _MAX_HEAD + size, FASHION)
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise damaged(path, f"cannot be unpacked ({error})", FASHION) from None
     check_sha1(path, content, CONTENT_SHA1[name], FASHION)
     return np.frombuffer(content, dtype=np.uint8, offset=len(content) - size).reshape(shape)
-
-
-def _read_decompressed(path: Path, size: int) -> bytes:
-    """Read a plain or compressed file, at most one byte past `size`."""
-    if path.suffix != ".gz":
-        return read_file(path, size, FASHION)
-    try:
-        with gzip.open(path) as file:
-            return file.read(size + 1)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise damaged(path, f"cannot be unpacked ({error})", FASHION) from None
-    except OSError as error:
-        raise EsperError(
-            f"{path} cannot be read ({error.strerror}): check its permissions"
-        ) from error
 
 
 _HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=4, kernel_size=3)
