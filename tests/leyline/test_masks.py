@@ -60,3 +60,8 @@ def test_head_without_a_choice_is_refused(masks: ActionMasks):
         replace(masks, tempo_M=cleared(masks.tempo_M, slice(None)))
     frozen = cleared(masks.tempo_M, slice(1, None))
     assert replace(masks, tempo_M=frozen).tempo_M.sum() == 1
+
+
+def test_wrong_number_of_choices_is_refused(build):
+    with pytest.raises(EsperError, match=r"2 choices for TEMPO, there are 3 \(3, 5, 8\)"):
+        build(ActionMasks, M=2)

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from esper.leyline.actions import SLOT_OPS, ActionHead, LifecycleOp
+from esper.leyline.actions import HEAD_CHOICES, SLOT_OPS, ActionHead, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools
 from esper.leyline.errors import EsperError
 
@@ -24,6 +24,8 @@ FIXED_MASK: Final[Mapping[ActionHead, str]] = {
     ActionHead.ALPHA_CURVE: "alpha_curve_U",
 }
 """Field of `ActionMasks` for each head whose choices are the same for all members, in order."""
+_LETTER_OF = {ActionHead.OP: "O", **{head: name[-1] for head, name in FIXED_MASK.items()}}
+_CHOICES = tuple((head, letter, len(HEAD_CHOICES[head])) for head, letter in _LETTER_OF.items())
 _HAS_SLOT: Bools = np.array([op in SLOT_OPS for op in LifecycleOp])
 
 
@@ -45,8 +47,17 @@ class ActionMasks(ArrayStruct):
     alpha_curve_U: Bools
 
     def __post_init__(self) -> None:
+        sizes = self.sizes()
+        for head, letter, choices in _CHOICES:
+            if sizes[letter] != choices:
+                raise EsperError(
+                    f"ActionMasks: {sizes[letter]} choices for {head.name}, "
+                    f"there are {choices} ({', '.join(HEAD_CHOICES[head])})"
+                )
+        self._check_not_empty()
+
+    def _check_not_empty(self) -> None:
         """Raise unless every reachable choice leaves at least one choice for each later head."""
-        self.sizes()
         acts_E = self.op_EO.any(axis=1)
         if not acts_E.all():
             stuck = np.flatnonzero(~acts_E)[0]

@@ -234,7 +234,8 @@ def _parse_form(text: str, kind: Kind, rest: str) -> ParsedPolicy:
             given = {name: value for name, value in found.groupdict().items() if value is not None}
             with contextlib.suppress(ValueError):
                 return replace(parsed, **{name: _read(name, given[name]) for name in given})
-    raise EsperError(f"policy {shown(text)}: expected {usage}")
+    example = DESCRIPTIONS[kind][1] if kind in DESCRIPTIONS else f"{kind}:4"
+    raise EsperError(f"policy {shown(text)}: expected {usage}, for example {example}")
 
 
 def _read(name: str, text: str) -> Any:
@@ -354,37 +355,34 @@ _MOST: Final = {"longer": MAX_WAIT_FACTOR, "below": 1.0, "candidates": MAX_CANDI
 """Largest value of fields that are above 0."""
 _FORMS: Final[dict[Kind, tuple[str, tuple[str, ...]]]] = {
     "wait": (
-        f"wait:FACTOR above 0 and up to {MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the "
-        f"host 1.2 times as long, or wait:as:POLICY",
+        f"wait:FACTOR above 0 and up to {MAX_WAIT_FACTOR:g}, or wait:as:POLICY",
         ("", "(?P<longer>[^:]+)"),
     ),
     "random": ("random, which takes no arguments", ("",)),
     "heuristic": (
-        "heuristic:BLUEPRINT,BLUEPRINT, for example heuristic:conv_light,depthwise",
+        "heuristic:BLUEPRINT,BLUEPRINT, heuristic:TABLE.json or heuristic:RULES.toml",
         ("", r"(?P<path>.*\.json)", r"(?P<rules>.*\.toml)", f"(?P<order>{_LIST})"),
     ),
     "fixed": (
-        "fixed:BLUEPRINT@STEP:SLOT,SLOT or fixed:SLOT=BLUEPRINT,...@STEP, for example "
-        "fixed:conv_heavy@2:r0c0,r0c1",
+        "fixed:BLUEPRINT@STEP:SLOT,SLOT or fixed:SLOT=BLUEPRINT,...@STEP",
         ("", f"(?P<blueprint>[^:@=]+){_AT}{_SLOTS}", f"(?P<topology>[^:@]*=[^:@]*){_AT}"),
     ),
     "static-full": (
-        "static-full:BLUEPRINT:SLOT,SLOT, for example static-full:conv_heavy:r0c0,r0c1",
+        "static-full:BLUEPRINT:SLOT,SLOT",
         ("", f"(?P<blueprint>[^:]+){_SLOTS}"),
     ),
-    "table": ("table:TABLE.json, for example table:digits_impaired.json", ("(?P<path>.+)",)),
+    "table": ("table:TABLE.json", ("(?P<path>.+)",)),
     "restart": (
-        "restart:STEP,ACCURACY,TIMES with an accuracy above 0 and up to 1, for example "
-        "restart:8,0.25,3",
+        "restart:STEP,ACCURACY,TIMES with an accuracy above 0 and up to 1",
         (f"(?P<start>{_COUNT}),(?P<below>[^,]+)(?:,(?P<restarts>{_COUNT}))?",),
     ),
     "asha": (
-        f"asha:N with 1 to {MAX_CANDIDATES} topologies per host, for example asha:8",
+        f"asha:N with 1 to {MAX_CANDIDATES} topologies per host",
         (f"(?P<candidates>{_STEP})",),
     ),
     "best-of": (
-        f"best-of:M,STEP with 1 to {MAX_CANDIDATES} initialisations and a step from 1 on, for "
-        f"example best-of:4,8, or best-of:4 to halve them as asha does",
+        f"best-of:M,STEP with 1 to {MAX_CANDIDATES} initialisations and a step from 1 on, or "
+        f"best-of:M to halve them as asha does",
         (f"(?P<candidates>{_STEP})(?:,(?P<start>{_COUNT}))?",),
     ),
 }
