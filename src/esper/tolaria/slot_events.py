@@ -73,8 +73,10 @@ class SlotEventCollector:
         moved_ES = now.stage_ES != self._last.stage_ES
         if born_ES.any():
             at = np.nonzero(born_ES)
-            drawn = {"tempo_N": life.tempo_ES[at], "alpha_curve_N": life.curve_ES[at]}
-            self._pending.append(_columns(SeedGerminated, now, at, **drawn))
+            tempo_N, curve_N = life.tempo_ES[at], life.curve_ES[at]
+            self._pending.append(
+                _columns(SeedGerminated, now, at, tempo_N=tempo_N, alpha_curve_N=curve_N)
+            )
         if moved_ES.any():
             self._collect_moves(moved_ES, now, cause, int(counted))
         self._last, self._births_ES = now, life.births_ES.copy()
