@@ -1,6 +1,7 @@
 """Small files in the layouts that data sets are published in, for tests without the real ones."""
 
 import gzip
+import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -25,13 +26,22 @@ def made_up_batch(name: str, count: int = PER_FILE) -> tuple[np.ndarray, np.ndar
     return generator.integers(0, 256, (count, PIXELS), dtype=np.uint8), labels
 
 
+def made_up_records(name: str, count: int = PER_FILE) -> bytes:
+    pixels, labels = made_up_batch(name, count)
+    return np.concatenate([labels.astype(np.uint8)[:, None], pixels], axis=1).tobytes()
+
+
+def cifar_sums(count: int = PER_FILE) -> dict[str, str]:
+    """What stands in for the published checksums."""
+    names = (*BATCHES, "test_batch")
+    return {name: hashlib.sha1(made_up_records(name, count)).hexdigest() for name in names}
+
+
 def write_cifar_binary(place: Path, count: int = PER_FILE) -> Path:
     folder = place / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
     for name in (*BATCHES, "test_batch"):
-        pixels, labels = made_up_batch(name, count)
-        records = np.concatenate([labels.astype(np.uint8)[:, None], pixels], axis=1)
-        (folder / f"{name}.bin").write_bytes(records.tobytes())
+        (folder / f"{name}.bin").write_bytes(made_up_records(name, count))
     return folder
 
 
@@ -118,21 +128,29 @@ def gzipped(content: bytes) -> bytes:
     return gzip.compress(content, mtime=0)
 
 
-def write_fashion(place: Path, train: int = 60, test: int = 20, packed: bool = True) -> Path:
-    folder = place / "fashion-mnist"
-    folder.mkdir(parents=True)
+def fashion_files(train: int = 60, test: int = 20) -> dict[str, bytes]:
+    """Content by file name."""
+    files = {}
     for stem, count in (("train", train), ("t10k", test)):
         generator = np.random.default_rng(count)
-        images = generator.integers(0, 256, (count, 28, 28))
-        for name, values in (
-            (f"{stem}-images-idx3-ubyte", images),
-            (f"{stem}-labels-idx1-ubyte", np.arange(count) % 10),
-        ):
-            content = idx(values)
-            if packed:
-                (folder / f"{name}.gz").write_bytes(gzipped(content))
-            else:
-                (folder / name).write_bytes(content)
+        files[f"{stem}-images-idx3-ubyte"] = idx(generator.integers(0, 256, (count, 28, 28)))
+        files[f"{stem}-labels-idx1-ubyte"] = idx(np.arange(count) % 10)
+    return files
+
+
+def fashion_sums() -> dict[str, str]:
+    """What stands in for the published checksums."""
+    return {name: hashlib.sha1(content).hexdigest() for name, content in fashion_files().items()}
+
+
+def write_fashion(place: Path, packed: bool = True) -> Path:
+    folder = place / "fashion-mnist"
+    folder.mkdir(parents=True)
+    for name, content in fashion_files().items():
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzipped(content))
+        else:
+            (folder / name).write_bytes(content)
     return folder
 
 

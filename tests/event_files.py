@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet as pq
 
+from esper.leyline.codec import read_enum, read_record
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 from esper.nissa.columns import require_columns, schema_of
 from esper.nissa.parquet import PARTS, folder_of
 from esper.storage.json_lines import read_json_lines
+
+
+def read_event(data: dict[str, Any]) -> TelemetryEvent:
+    """Inverse of `TelemetryEvent.to_json_dict`."""
+    kind = read_enum(TelemetryEventType, data.get("type"), "event.type")
+    return read_record(TelemetryEvent, data, f"event {kind.name}", payload=kind.payload_class)
 
 
 def read_jsonl(path: Path) -> Iterator[TelemetryEvent]:
@@ -21,7 +29,7 @@ def read_jsonl(path: Path) -> Iterator[TelemetryEvent]:
         raise EsperError(f"{path}: no such file of events")
     for where, data in read_json_lines(path):
         try:
-            event = TelemetryEvent.from_json_dict(data)
+            event = read_event(data)
         except EsperError as error:
             raise EsperError(f"{where}: {error}") from None
         yield event

@@ -32,7 +32,7 @@ def losses(engine) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
 def test_three_steps_agree_with_the_cpu(executor):
     spec = small_task(episode_length=3, kernel_size=3)
-    policy = StaticTopology.full("conv_light", ("r0c0", "r0c2"))
+    policy = StaticTopology(dict.fromkeys(("r0c0", "r0c2"), "conv_light"))
     gpu = engine_on_gpu(spec, executor=executor)
     cpu = small_engine(spec, members=3, executor=executor)
     for engine in (gpu, cpu):
@@ -91,7 +91,7 @@ def learnt_in_float32() -> np.ndarray:
 def learnt(precision: str) -> np.ndarray:
     """The train loss `[E]` at the end of an episode with a seed."""
     engine = engine_on_gpu(LEARNING, precision=precision, profile="fast", executor="vmap")
-    engine.run_rollout(StaticTopology.full("conv_light", ("r0c1",)))
+    engine.run_rollout(StaticTopology(dict.fromkeys(("r0c1",), "conv_light")))
     assert np.isfinite(engine.episode.train_loss_TE[1:]).all()
     return engine.episode.train_loss_TE[-1].copy()
 
@@ -107,7 +107,7 @@ def test_our_kernels_learn_what_torchs_learn():
     found = {}
     for kernels in ("own", "torch"):
         engine = engine_on_gpu(spec, precision="bf16", executor="vmap", kernels=kernels)
-        engine.run_rollout(StaticTopology.full("conv_heavy", ("r0c0", "r0c2")))
+        engine.run_rollout(StaticTopology(dict.fromkeys(("r0c0", "r0c2"), "conv_heavy")))
         found[kernels] = engine.episode.train_loss_TE[1:]
     np.testing.assert_allclose(found["own"], found["torch"], rtol=0.03)
     assert found["own"][-1].mean() < found["own"][0].mean()

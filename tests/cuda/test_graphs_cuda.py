@@ -402,7 +402,7 @@ def test_a_rollback_goes_on_from_restored_values():
                 engine.env.model.network.host.flat_EP.detach()[1, 0] = float("nan")
 
         diary.watch = plant
-        engine.run_rollout(StaticTopology.full("conv_light", ("r0c1",)))
+        engine.run_rollout(StaticTopology(dict.fromkeys(("r0c1",), "conv_light")))
         assert engine.env.governor.rollbacks_E.tolist() == [0, 1, 0]
         assert engine.graph_report().on
         ends.append(state_of(engine.env.model))

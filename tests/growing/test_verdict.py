@@ -18,6 +18,7 @@ from esper.growing.verdict import Facts, Tried, gain_of, tried_of, verdict
 from esper.leyline.statistics import Estimate
 from esper.tasks.measuring import Difference
 from esper.tasks.metric_forms import MeanMetric, absolute_errors, right
+from esper.tasks.row_terms import ClassTerms, NumberTerms
 from grow_support import quick_search
 from search_support import RECIPE, row
 
@@ -25,8 +26,12 @@ ENOUGH = Tried(
     networks=20, in_full=6, host_in_full=True, diverged=0, sizes=(200, 500, 2000),
     rates=(0.003, 0.009), cap=2400, batches=1500, wanted_batches=1500, complete=True,
 )  # fmt: skip
-ACCURACY = MeanMetric(name="accuracy", terms=right)
-MAE = MeanMetric(name="mae", terms=absolute_errors, higher_is_better=False, in_points=False)
+LABELS = ClassTerms(name="cross_entropy", shape=(2,), axis=0)
+NUMBERS = NumberTerms(name="mae", shape=(1,))
+ACCURACY = MeanMetric(name="accuracy", reading=LABELS, terms=right)
+MAE = MeanMetric(
+    name="mae", reading=NUMBERS, terms=absolute_errors, higher_is_better=False, in_points=False
+)
 
 
 def network(number: int, params: int, score: float, variant: str = "") -> NetworkRecord:

@@ -157,8 +157,3 @@ def test_outcome_is_executed_exactly_where_nothing_was_against_it():
     nothing = np.zeros_like(codes)
     outcome = ActionOutcome(codes, nothing.astype(np.int64), nothing, nothing)
     assert outcome.executed.tolist() == [reason is VetoReason.NONE for reason in VetoReason]
-
-
-def test_outcome_refuses_an_unknown_reason():
-    with pytest.raises(EsperError, match="member 1: veto 99"):
-        replace(ActionOutcome.waited(2), veto=np.array([0, 99], dtype=np.int8))

@@ -1,7 +1,5 @@
 """Rewards: parts sum to the total exactly, terminals follow from the facts."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,15 +64,3 @@ def test_terminal_is_the_last_step_or_a_rollback(build):
     last = inputs(build, 4, [False, True, False])
     assert last.episode_over
     assert last.terminal.tolist() == [True, True, True]
-
-
-def test_rollback_without_a_score_is_refused(build):
-    given_up = inputs(build, 3, [False, True, False])
-    with pytest.raises(EsperError, match="snapshot_score_E of member 1: nan at a rollback"):
-        replace(given_up, snapshot_score_E=np.array([np.nan, np.nan, 0.0]))
-    replace(given_up, snapshot_score_E=np.array([np.nan, 0.5, np.nan]))
-
-
-def test_step_outside_the_episode_is_refused(build):
-    with pytest.raises(EsperError, match="step 5: valid are 0 to 4"):
-        inputs(build, 5, [False] * 3)

@@ -28,11 +28,6 @@ def test_near_misses_are_refused(text: str):
         parse_slot_id(text)
 
 
-def test_negative_places_are_refused():
-    with pytest.raises(EsperError, match="column -1"):
-        slot_id(0, -1)
-
-
 @pytest.mark.parametrize(
     ("fields", "named"),
     [

@@ -37,6 +37,7 @@ from esper.leyline.payloads import (
     RunStatus,
 )
 from esper.leyline.records import LearningRates, MemberRestarted
+from event_files import read_event
 
 TYPES = list(TelemetryEventType)
 GAP = {"member_N": [0], "reason_N": [300]}
@@ -78,7 +79,7 @@ def instances_of(cls: type) -> st.SearchStrategy[Any]:
 def through_text(event: TelemetryEvent) -> TelemetryEvent:
     """Written as strict JSON text and read back."""
     text = json.dumps(event.to_json_dict(), allow_nan=False)
-    return TelemetryEvent.from_json_dict(json.loads(text))
+    return read_event(json.loads(text))
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
@@ -167,17 +168,6 @@ def test_columns_of_unequal_length_are_refused(build):
         replace(panic, loss_N=np.zeros(1, np.float32))
 
 
-def test_payload_of_another_type_is_refused():
-    loaded = CheckpointLoaded("x", 1)
-    with pytest.raises(EsperError, match="RUN_STARTED: payload is CheckpointLoaded, expected RunS"):
-        TelemetryEvent(TelemetryEventType.RUN_STARTED, loaded)
-
-
-def test_payload_without_an_event_type_is_refused():
-    with pytest.raises(UnknownNameError, match="unknown payload 'Payload'"):
-        TelemetryEvent.of(Payload())
-
-
 def written() -> dict[str, Any]:
     return TelemetryEvent.of(CheckpointLoaded("x", 1)).to_json_dict()
 
@@ -185,7 +175,6 @@ def written() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"schema_version": 99}, "schema version 99: this Esper reads version 1"),
         ({"type": "CHECKPOINT_LOADE"}, "did you mean 'CHECKPOINT_LOADED'"),
         ({"colour": 1}, "unknown field 'colour' in event CHECKPOINT_LOADED"),
         ({"payload": {"path": "x"}}, "payload: field 'rounds_done' is missing"),
@@ -197,7 +186,7 @@ def written() -> dict[str, Any]:
 )
 def test_foreign_json_is_refused_in_one_line(change: dict[str, Any], complaint: str):
     with pytest.raises(EsperError, match=complaint) as caught:
-        TelemetryEvent.from_json_dict({**written(), **change})
+        read_event({**written(), **change})
     assert "\n" not in str(caught.value)
 
 
@@ -205,7 +194,7 @@ def test_missing_field_of_the_event_is_named():
     data = written()
     del data["wall_time"]
     with pytest.raises(EsperError, match="event CHECKPOINT_LOADED: field 'wall_time' is missing"):
-        TelemetryEvent.from_json_dict(data)
+        read_event(data)
 
 
 def test_anomaly_report_knows_whether_anything_is_wrong():

@@ -23,7 +23,7 @@ from esper.leyline.errors import EsperError
 from esper.scripts import export, grow, report, runs, show
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
-from esper.tasks.user_objects import _read_csv, _read_csv_table, _read_npz, user_files
+from esper.tasks.user_objects import _read_csv, _read_npz, user_files
 from support import refused
 
 MINE = """
@@ -206,7 +206,7 @@ def test_csv_has_numbers_and_a_label(tmp_path):
         ("1,2.5,0.5\n3,4,1\n", [0.5, 1.0]),
     ):
         path.write_text(text)
-        x, y = _read_csv(path)
+        x, y = _read_csv(path, False)
         assert x.tolist() == [[1.0, 2.5], [3.0, 4.0]]
         assert y.tolist() == labels
     for text, says in (
@@ -215,18 +215,18 @@ def test_csv_has_numbers_and_a_label(tmp_path):
         ("1,2,0\n2,3\n", "row 2: 2 columns"),
     ):
         path.write_text(text)
-        assert says in refused(lambda: _read_csv(path))
+        assert says in refused(lambda: _read_csv(path, False))
 
 
 def test_csv_may_have_columns_of_text(tmp_path):
     path = tmp_path / "data.csv"
     path.write_text("age,city,kind\n1,Rome,cat\n2, Oslo,dog\n3,,cat\n")
-    columns, y = _read_csv_table(path)
+    columns, y = _read_csv(path, True)
     assert {name: values.tolist() for name, values in columns.items()} == {
         "age": [1.0, 2.0, 3.0], "city": ["Rome", "Oslo", None]}  # fmt: skip
     assert y.tolist() == ["cat", "dog", "cat"]
     path.write_text("1,Rome,0\n,Oslo,1\n")
-    columns, _ = _read_csv_table(path)
+    columns, _ = _read_csv(path, True)
     assert list(columns) == ["0", "1"]
     assert np.isnan(columns["0"][1])
 

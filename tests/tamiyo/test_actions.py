@@ -35,8 +35,6 @@ def test_counting_heads_are_those_of_the_table():
 @pytest.mark.parametrize(
     ("heads_EA", "named"),
     [
-        (np.zeros((3, 7), dtype=np.int64), "(3, 7)"),
-        (np.zeros(8, dtype=np.int64), "(8,)"),
         (np.zeros((2, 8)), "float64"),
         (np.full((1, 8), 10), "op 10"),
         (np.array([[1, -1, 0, 0, 0, 0, 0, 0]]), "slot -1"),

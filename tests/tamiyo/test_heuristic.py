@@ -413,14 +413,6 @@ def test_non_finite_contribution_of_one_member_leaves_the_others_alone():
     assert dirty.did(LifecycleOp.FOSSILIZE, 1) == []
 
 
-def test_state_of_another_host_is_refused():
-    policy = heuristic()
-    state = Drive(policy, make_population(2)).run(1).state
-    other = make_population(2, slots=("r0c0",))
-    line = refused(lambda: policy.act(observe(other), masks_of(other), state))
-    assert "3 slots" in line
-
-
 def test_unknown_blueprint_is_refused_with_the_nearest_name():
     policy, population = heuristic(blueprints=("conv_lite",)), make_population(1)
     state = policy.initial_state(1)
@@ -450,8 +442,3 @@ def test_wrong_config_is_refused_in_one_line(field: str, value: object):
     line = refused(lambda: heuristic(**{field: value}))
     assert field in line
     assert str(value) in line
-
-
-def test_wrong_reset_mask_is_refused_in_one_line():
-    policy = heuristic()
-    refused(lambda: policy.reset_state(policy.initial_state(2), np.array([0, 1])))

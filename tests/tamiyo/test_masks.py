@@ -159,18 +159,3 @@ def test_host_without_slots_can_wait():
 def test_wrong_frozen_heads_are_refused_in_one_line(frozen, named: str):
     legal, fits = np.ones((1, 2, OPS), np.bool_), np.ones((1, 2, 2), np.bool_)
     assert named in refused(lambda: build_masks(legal, fits, frozen))
-
-
-@pytest.mark.parametrize(
-    ("legal", "fits"),
-    [
-        (np.ones((1, 2, OPS - 1), np.bool_), np.ones((1, 2, 2), np.bool_)),
-        (np.ones((1, 3, OPS), np.bool_), np.ones((1, 2, 2), np.bool_)),
-        (np.ones((2, OPS), np.bool_), np.ones((1, 2, 2), np.bool_)),
-        (np.ones((1, 2, OPS)), np.ones((1, 2, 2), np.bool_)),
-        (np.ones((1, 2, OPS), np.bool_), np.ones((1, 2, 2), np.int64)),
-        (np.ones((1, 2, OPS), np.bool_), np.ones((2, 2), np.bool_)),
-    ],
-)
-def test_wrong_arrays_are_refused_in_one_line(legal: np.ndarray, fits: np.ndarray):
-    assert "masks" in refused(lambda: build_masks(legal, fits))

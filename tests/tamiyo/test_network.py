@@ -9,7 +9,7 @@ import torch
 
 from esper.device.bfloat16 import bfloat16_passes
 from esper.leyline import EsperError, LifecycleOp
-from esper.tamiyo import NetworkConfig, Observation, PolicySpec
+from esper.tamiyo import NetworkConfig, Observation
 from esper.tamiyo.heads import Chooser
 from esper.tamiyo.inputs import PolicyInputs
 from ppo_support import EVERY_OP, OPS, SMALL, agent, masks_for, random_obs, shaken
@@ -126,11 +126,6 @@ def test_a_fresh_policy_is_nearly_uniform():
 def test_impossible_sizes_are_refused(settings, complaint):
     with pytest.raises(EsperError, match=complaint):
         NetworkConfig(**settings)
-
-
-def test_nothing_to_see_is_refused():
-    with pytest.raises(EsperError, match="at least one feature"):
-        PolicySpec(4, 3, 0)
 
 
 def test_features_that_are_not_finite_are_named():

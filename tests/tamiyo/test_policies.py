@@ -34,7 +34,7 @@ SCHEDULE = ScheduleConfig((ScheduleEntry(2, "r0c1", "norm"), ScheduleEntry(0, "r
 POLICIES = {
     "wait": lambda reward=None: WaitPolicy(reward),
     "random": lambda reward=None: RandomPolicy(0, reward),
-    "static": lambda reward=None: StaticTopology.full("norm", reward=reward),
+    "static": lambda reward=None: StaticTopology("norm", reward),
     "schedule": lambda reward=None: FixedSchedule(SCHEDULE, reward),
     "heuristic": lambda reward=None: HeuristicPolicy(reward=reward),
 }
@@ -151,11 +151,11 @@ SLOTS, KINDS = ("r0c0", "r0c1", "r0c2"), ("norm", "conv", "gate")
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (StaticTopology.full("conv"), [1, 1, 1]),
-        (StaticTopology.full("gate", ["r0c2", "r0c0"]), [2, NO_BLUEPRINT, 2]),
-        (StaticTopology.full("gate", []), [NO_BLUEPRINT] * 3),
-        (StaticTopology.final({"r0c1": "conv", "r0c0": "norm"}), [0, 1, NO_BLUEPRINT]),
-        (StaticTopology.final(np.array([2, NO_BLUEPRINT, 0])), [2, NO_BLUEPRINT, 0]),
+        (StaticTopology("conv"), [1, 1, 1]),
+        (StaticTopology(dict.fromkeys(["r0c2", "r0c0"], "gate")), [2, NO_BLUEPRINT, 2]),
+        (StaticTopology(dict.fromkeys([], "gate")), [NO_BLUEPRINT] * 3),
+        (StaticTopology({"r0c1": "conv", "r0c0": "norm"}), [0, 1, NO_BLUEPRINT]),
+        (StaticTopology(np.array([2, NO_BLUEPRINT, 0])), [2, NO_BLUEPRINT, 0]),
     ],
 )
 def test_planted_topology_is_the_one_named(policy: StaticTopology, expected: list[int]):
@@ -167,7 +167,7 @@ def test_planted_topology_is_the_one_named(policy: StaticTopology, expected: lis
 
 def test_each_member_may_have_a_topology_of_its_own():
     kind_ES = np.array([[2, NO_BLUEPRINT, 0], [0, 1, 2]])
-    policy = StaticTopology.final(kind_ES)
+    policy = StaticTopology(kind_ES)
     assert policy.planted(2, SLOTS, KINDS).tolist() == kind_ES.tolist()
     assert "shape (2, 3)" in refused(lambda: policy.planted(3, SLOTS, KINDS))
     assert "blueprint 2 in slot 0" in refused(lambda: policy.planted(2, SLOTS, KINDS[:2]))
@@ -175,7 +175,7 @@ def test_each_member_may_have_a_topology_of_its_own():
 
 def test_planted_topology_can_be_planted():
     population = make_population(2)
-    planted_ES = StaticTopology.full("conv_light").planted(2, population.slots, CNN_BLUEPRINTS)
+    planted_ES = StaticTopology("conv_light").planted(2, population.slots, CNN_BLUEPRINTS)
     for slot, kinds_E in zip(population.slots, planted_ES.T, strict=True):
         population.plant([0, 1], slot, CNN_BLUEPRINTS[kinds_E[0]])
     assert (population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
@@ -185,15 +185,15 @@ def test_planted_topology_can_be_planted():
     ("policy", "named"),
     [
         (
-            StaticTopology.full("cnov"),
+            StaticTopology("cnov"),
             "unknown blueprint 'cnov' for slot r0c0: did you mean 'conv'?",
         ),
-        (StaticTopology.full("conv", ["r0c9"]), "unknown slot 'r0c9'"),
-        (StaticTopology.final({"r0c1": "comv"}), "unknown blueprint 'comv' for slot r0c1"),
-        (StaticTopology.final(np.array([0, 1])), "shape (2,)"),
-        (StaticTopology.final(np.array([0.0, 1.0, 2.0])), "float64"),
-        (StaticTopology.final(np.array([0, 3, 0])), "blueprint 3 in slot 1"),
-        (StaticTopology.final(np.array([0, 0, -2])), "blueprint -2 in slot 2"),
+        (StaticTopology(dict.fromkeys(["r0c9"], "conv")), "unknown slot 'r0c9'"),
+        (StaticTopology({"r0c1": "comv"}), "unknown blueprint 'comv' for slot r0c1"),
+        (StaticTopology(np.array([0, 1])), "shape (2,)"),
+        (StaticTopology(np.array([0.0, 1.0, 2.0])), "float64"),
+        (StaticTopology(np.array([0, 3, 0])), "blueprint 3 in slot 1"),
+        (StaticTopology(np.array([0, 0, -2])), "blueprint -2 in slot 2"),
     ],
 )
 def test_wrong_topologies_are_refused_in_one_line(policy: StaticTopology, named: str):

@@ -107,18 +107,6 @@ def test_images_longer_than_a_chunk_are_whole():
     assert data.train.inputs.reshape(5000, -1).std(axis=1).min() > 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"classes": 1}, "classes=1"),
-        ({"size": 0}, "size=0"),
-        ({"validation": 9}, "each of the 10 classes"),
-    ],
-)
-def test_sizes_that_cannot_be_are_one_line(settings, words):
-    assert words in refused(lambda: synthetic_spec(**settings))
-
-
 def test_a_batch_larger_than_the_data_is_one_line():
     assert "larger than the 50 training samples" in refused(synthetic_spec(train=50).load)
 

@@ -73,7 +73,7 @@ def test_without_a_compute_clock_every_episode_costs_its_own_topology():
     """Once the first planted seed, then nothing, then the seed again."""
     engine = small_engine(small_task(episode_length=2, batches_per_step=1), members=1)
     kinds = ([[2, EMPTY, EMPTY]], BARE, [[2, EMPTY, EMPTY]])
-    policies = [StaticTopology.final(np.array(kind)) for kind in kinds]
+    policies = [StaticTopology(np.array(kind)) for kind in kinds]
     first, host, again = [engine.run_rollout(p).outcome.flops_ratio_E[0] for p in policies]
     assert host == 1.0
     assert first == again > 1.0

@@ -493,11 +493,6 @@ def test_standard_error_is_paired_with_n_minus_1():
 
 
 def test_wrong_use_is_named():
-    life = made_up(np.ones((1, 1), dtype=np.bool_))
-    zeros = np.zeros(3)
-    assert "expected shape (2,)" in refused(
-        lambda: attribute(plan_for(life), zeros, zeros, zeros, 5)
-    )
     assert "stride=0" in refused(lambda: CounterfactualConfig(stride=0))
     assert "budget=0" in refused(lambda: CounterfactualConfig(budget=0))
     assert "images=0" in refused(lambda: CounterfactualConfig(images=0))

@@ -183,7 +183,7 @@ def test_test_data_are_read_when_asked_for_only():
 
 def test_planted_members_are_born_with_their_seeds():
     engine = small_engine()
-    policy = StaticTopology.final({"r0c1": "conv_light"})
+    policy = StaticTopology({"r0c1": "conv_light"})
     outcome = engine.run_rollout(policy).outcome
     assert (engine.env.seed_stage[:, 1] == SeedStage.FOSSILIZED).all()
     planted = engine.env.model.blueprints.index("conv_light")

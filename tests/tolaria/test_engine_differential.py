@@ -111,7 +111,7 @@ def test_the_score_is_what_the_grown_members_are_worth():
     spec = get_task_spec("digits_impaired")
     spec = dataclasses.replace(spec, episode_length=4)
     engine = small_engine(spec, members=2)
-    policy = StaticTopology.full("conv_heavy", ("r0c0", "r0c2"))
+    policy = StaticTopology(dict.fromkeys(("r0c0", "r0c2"), "conv_heavy"))
     outcome = engine.run_rollout(policy).outcome
     population, data = engine.env.model, spec.load()
     x = torch.from_numpy(data.normalised(data.val_score))[None]

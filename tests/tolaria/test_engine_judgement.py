@@ -33,7 +33,7 @@ def test_contributions_are_those_of_leaving_seeds_out(executor):
     spec = small_task(episode_length=3)
     diary = Diary()
     engine = small_engine(spec, diary, members=3, executor=executor)
-    policy = StaticTopology.final({"r0c0": "conv_light", "r0c1": "conv_heavy", "r0c2": "norm"})
+    policy = StaticTopology({"r0c0": "conv_light", "r0c1": "conv_heavy", "r0c2": "norm"})
     engine.run_rollout(policy)
     found = diary.records[-1].counterfactuals
     population, data = engine.env.model, spec.load()
@@ -61,7 +61,7 @@ def test_a_stride_measures_now_and_then_and_remembers():
     diary = Diary()
     config = CounterfactualConfig(stride=3)
     engine = small_engine(small_task(episode_length=6), diary, members=2, counterfactuals=config)
-    engine.run_rollout(StaticTopology.final({"r0c1": "conv_heavy"}))
+    engine.run_rollout(StaticTopology({"r0c1": "conv_heavy"}))
     gaps = [record.counterfactuals.gap_E[0] for record in diary.records]
     none, stride = CounterfactualGap.NONE, CounterfactualGap.STRIDE
     assert gaps == [none, stride, stride, none, stride, stride]

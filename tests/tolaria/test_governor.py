@@ -18,7 +18,7 @@ from esper.leyline.context import PLANNED, VARIED
 from esper.leyline.signals import PanicKind
 from esper.tasks.registry import get_task_spec
 from esper.tolaria.governor import GovernorConfig, TolariaGovernor, default_governor
-from support import CLASSES, KINDS, batch, good_signals, make_population, refused
+from support import CLASSES, KINDS, batch, good_signals, make_population
 
 E = 4
 CHANCE = 1 / CLASSES
@@ -334,39 +334,6 @@ def test_verdicts_do_not_change_afterwards():
     kept = (verdict.snapshot_step_E.tolist(), verdict.snapshot_score_E.tolist())
     tell(governor, 1, score=0.9)
     assert (verdict.snapshot_step_E.tolist(), verdict.snapshot_score_E.tolist()) == kept
-
-
-# ---- wrong use ----------------------------------------------------------------------------
-
-
-def test_wrong_use_is_named():
-    population = make_population(2)
-    governor = TolariaGovernor(population, CHANCE)
-    assert "call reset" in refused(lambda: tell(governor, 0))
-    assert "score_E: shape (3,)" in refused(lambda: governor.reset(each(0.1, 3)))
-    governor.reset(each(0.1, 2))
-    line = refused(
-        lambda: governor.review(0, each(1, 3), each(1, 2), each(1, 2), each(1, 2), each(1, 2))
-    )
-    assert "train_loss_E: shape (3,)" in line
-    assert "chance=1.0" in refused(lambda: TolariaGovernor(population, 1.0))
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"window": 3, "min_window": 4},
-        {"min_window": 0},
-        {"spike_steps": 0},
-        {"snapshot_steps": 0},
-        {"spike_deviations": -1.0},
-        {"min_deviation": float("nan")},
-        {"collapse_share": 0.3},
-        {"learnt_share": 1.0},
-    ],
-)
-def test_settings_that_cannot_be_are_named(setting):
-    assert next(reversed(setting)) in refused(lambda: GovernorConfig(**setting))
 
 
 @pytest.mark.parametrize("kind", ["transformer", "mlp", "batchnorm"])

@@ -313,7 +313,7 @@ def test_rollbacks_continue_from_restored_values():
                 engine.env.model.network.host.flat_EP.detach()[1, 0] = float("nan")
 
         diary.watch = plant
-        engine.run_rollout(StaticTopology.full("conv_light", ("r0c1",)))
+        engine.run_rollout(StaticTopology(dict.fromkeys(("r0c1",), "conv_light")))
         engine.episodes = [histories(engine.episode)]
         assert engine.env.governor.rollbacks_E.tolist() == [0, 1, 0]
         runs.append((engine, diary))

@@ -19,7 +19,7 @@ TOPOLOGY = np.array([[EMPTY, 0, EMPTY], [2, EMPTY, 1], [EMPTY, EMPTY, EMPTY]])
 def test_a_planned_member_is_the_static_member_bit_for_bit():
     planned, static = planned_engine(), planned_engine()
     first = planned.run_rollout(Planner(TOPOLOGY))
-    second = static.run_rollout(StaticTopology.final(TOPOLOGY))
+    second = static.run_rollout(StaticTopology(TOPOLOGY))
     assert first.outcome.score_E.tolist() == second.outcome.score_E.tolist()
     assert first.outcome.blueprint_ES.tolist() == TOPOLOGY.tolist()
     for member in range(3):

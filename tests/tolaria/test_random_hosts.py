@@ -96,7 +96,7 @@ def vars_of(actions: ActionSpec) -> dict[str, np.ndarray]:
 def test_policies_that_leave_a_member_alone_see_the_same_member():
     """As `esper compare` pairs them: what differs is the policy, not the draw."""
     waiting, _ = run(WaitPolicy(), disturbance=1)
-    barren, _ = run(StaticTopology.final({}), disturbance=2)
+    barren, _ = run(StaticTopology({}), disturbance=2)
     assert same(waiting, barren)
     others, _ = run(OthersGrow(3), disturbance=3)
     assert not np.array_equal(others["train_loss_TE"][:, 1:], waiting["train_loss_TE"][:, 1:])

@@ -105,8 +105,6 @@ def test_timer_adds_up_spans_by_name():
     seconds = timer.collect()
     assert seconds["sleep"] >= 0.03
     assert seconds["nothing"] < seconds["sleep"]
-    assert timer.spans == {"sleep": 3, "nothing": 1}
-    assert timer.pending == 0
 
 
 @pytest.mark.cuda
@@ -120,9 +118,8 @@ def test_timer_does_not_wait_for_the_device():
         with timer.span("matmul"):
             for _ in range(50):
                 x = x @ x * 1e-3
-        before = timer.collect()
+        timer.collect()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
-    assert timer.collect()["matmul"] > before.get("matmul", 0.0) or timer.pending == 0
-    assert timer.spans["matmul"] == 1
+    assert timer.collect()["matmul"] > 0

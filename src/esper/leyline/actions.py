@@ -294,10 +294,6 @@ class ActionOutcome(ArrayStruct):
     stage_after: Codes
     """`SeedStage` of that slot after it; -1 for WAIT."""
 
-    def __post_init__(self) -> None:
-        _require_equal_lengths(self)
-        _require_choice("veto", self.veto, len(VetoReason), "outcome")
-
     def sizes(self) -> dict[str, int]:
         """Return E, the number of members."""
         return {"E": len(self.veto)}

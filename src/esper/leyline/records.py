@@ -12,14 +12,13 @@ import numpy as np
 
 from esper.leyline.actions import ActionHead, ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints, map_member_arrays
-from esper.leyline.context import PLAIN_ROUND, MemberContexts, RoundContext
+from esper.leyline.context import PLAIN_ROUND, RoundContext
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import EpisodeOutcome, Payload, PhaseTime
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import Counterfactuals, GovernorVerdicts, TrainingSignals
-from esper.leyline.stages import SeedStage
 
 _StateT_co = TypeVar("_StateT_co", covariant=True)
 """Recurrent state of a policy; opaque to the engine."""
@@ -119,8 +118,6 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     """Decisions of the plan phase, which come before the steps; 0 without one."""
     round_context: RoundContext = PLAIN_ROUND
     """What all members of the round share."""
-    member_contexts: MemberContexts | None = None
-    """Prices, caps and rates of the members; None if unknown."""
 
     @property
     def decisions(self) -> int:
@@ -213,10 +210,3 @@ class BatchSummary(Payload):
     def ends_episode(self) -> bool:
         """Whether the episode ended; if False, its rollout was truncated and the next continues."""
         return self.episodes_done >= (self.round_index + 1) * self.members
-
-    def __post_init__(self) -> None:
-        if len(self.stage_counts) != len(SeedStage):
-            raise EsperError(
-                f"BatchSummary.stage_counts: {len(self.stage_counts)} counts "
-                f"for {len(SeedStage)} stages"
-            )

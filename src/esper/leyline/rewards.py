@@ -80,20 +80,6 @@ class RewardInputs(ArrayStruct):
     planning: bool = False
     """A decision of the plan phase, before step 0; only the scores matter."""
 
-    def __post_init__(self) -> None:
-        self.sizes()
-        if not 0 <= self.step < self.episode_length:
-            raise EsperError(
-                f"RewardInputs.step {self.step}: valid are 0 to {self.episode_length - 1}"
-            )
-        unknown = np.flatnonzero(self.rolled_back_E & ~np.isfinite(self.snapshot_score_E))
-        if unknown.size:
-            member = int(unknown[0])
-            raise EsperError(
-                f"RewardInputs.snapshot_score_E of member {member}: "
-                f"{self.snapshot_score_E[member]} at a rollback, a finite score is needed"
-            )
-
     @property
     def members(self) -> int:
         """E."""

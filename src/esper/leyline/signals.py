@@ -14,7 +14,6 @@ import numpy as np
 from esper.leyline.actions import NO_SLOT, BlendStyle
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.context import Candidates, ContextSignals
-from esper.leyline.errors import EsperError
 from esper.leyline.slots import SlotReport
 from esper.leyline.stages import SeedStage
 
@@ -151,14 +150,6 @@ class SlotReports(ArrayStruct):
     """Last measured counterfactual contribution of the seed."""
     contribution_se_ES: Floats
 
-    def __post_init__(self) -> None:
-        slots = self.sizes()["S"]
-        if len(self.slot_ids) != slots:
-            raise EsperError(
-                f"SlotReports.slot_ids: {len(self.slot_ids)} ids ({', '.join(self.slot_ids)}) "
-                f"for {slots} slots"
-            )
-
     def report(self, member: int, slot: int) -> SlotReport:
         """Return the human-readable report of one slot of one member."""
         at = (member, slot)
@@ -267,15 +258,6 @@ class TrainingSignals(ArrayStruct):
     """Cost of every seed that could be grown."""
     plan_slot: int = NO_SLOT
     """Plan phase: the slot to decide on; `NO_SLOT` in a step."""
-
-    def __post_init__(self) -> None:
-        length = self.sizes()["L"]
-        if length != HISTORY_LENGTH:
-            raise EsperError(f"TrainingSignals histories: {length} values, not {HISTORY_LENGTH}")
-        if not 0 <= self.step < self.episode_length:
-            raise EsperError(
-                f"TrainingSignals.step {self.step}: valid are 0 to {self.episode_length - 1}"
-            )
 
     @property
     def progress(self) -> float:

@@ -22,8 +22,6 @@ def slot_id(row: int, col: int) -> str:
     >>> slot_id(0, 2)
     'r0c2'
     """
-    if row < 0 or col < 0:
-        raise EsperError(f"slot row {row}, column {col}: both must be 0 or more")
     return f"r{row}c{col}"
 
 

@@ -19,7 +19,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from esper.leyline.arrays import Doubles, Ints
-from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 
 LEVEL: Final = 0.95
@@ -95,7 +94,7 @@ def t_interval(values_N: Doubles) -> Interval:
 
 def student_estimate(values_N: Doubles) -> Estimate:
     """`t_interval` of a vector."""
-    mean, low, high = t_interval(_one_stratum(values_N))
+    mean, low, high = t_interval(values_N)
     return Estimate(float(mean), float(low), float(high))
 
 
@@ -119,12 +118,7 @@ def mean_estimate(values_NK: Doubles) -> Estimate:
 
 def paired_difference(ours_N: Doubles, theirs_N: Doubles) -> PairedDifference:
     """Difference `ours - theirs`, run by run."""
-    ours, theirs = _one_stratum(ours_N), _one_stratum(theirs_N)
-    if len(ours) != len(theirs):
-        raise EsperError(
-            f"paired difference of {len(ours)} and {len(theirs)} runs: give the same runs of both"
-        )
-    difference = ours - theirs
+    difference = np.asarray(ours_N, dtype=np.float64) - np.asarray(theirs_N, dtype=np.float64)
     return PairedDifference(
         student=student_estimate(difference),
         bootstrap=mean_estimate(difference),
@@ -142,7 +136,7 @@ def unpaired_difference(ours_N: Doubles, theirs_M: Doubles) -> Estimate:
     """
     from scipy.special import stdtrit
 
-    ours, theirs = _one_stratum(ours_N), _one_stratum(theirs_M)
+    ours, theirs = (np.asarray(values, dtype=np.float64) for values in (ours_N, theirs_M))
     value = float(ours.mean() - theirs.mean())
     if min(len(ours), len(theirs)) < 2:
         return Estimate(value, np.nan, np.nan)
@@ -193,22 +187,7 @@ def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:
 def _runs(values: Doubles) -> Doubles:
     """Reshape the values to `[N, K]`."""
     found = np.asarray(values, dtype=np.float64)
-    if found.ndim == 1:
-        found = found[:, None]
-    if found.ndim != 2 or not found.size:
-        raise EsperError(
-            f"values of shape {np.shape(values)}: give [runs] or [runs, strata], at least one of "
-            f"each"
-        )
-    return found
-
-
-def _one_stratum(values_N: Doubles) -> Doubles:
-    """Reshape the values to `[N]`."""
-    found = _runs(values_N)
-    if found.shape[1] != 1:
-        raise EsperError(f"values of shape {found.shape}: give one number for each run")
-    return np.asarray(found[:, 0])
+    return found[:, None] if found.ndim == 1 else found
 
 
 def _mean(values_RX: Doubles) -> Doubles:
@@ -249,10 +228,6 @@ def _chunks(values: int) -> Iterator[int]:
 
 def _beats(ours_NK: Doubles, theirs_MK: Doubles) -> Doubles:
     """`[K, N, M]`: 1 where ours is above theirs, 0.5 where equal."""
-    if ours_NK.shape[1] != theirs_MK.shape[1]:
-        raise EsperError(
-            f"{ours_NK.shape[1]} strata of ours, {theirs_MK.shape[1]} of theirs: give the same"
-        )
     ours_KN1, theirs_K1M = ours_NK.T[:, :, None], theirs_MK.T[:, None, :]
     beats_KNM = (ours_KN1 > theirs_K1M) + 0.5 * (ours_KN1 == theirs_K1M)
     known = np.isfinite(ours_NK).all() and np.isfinite(theirs_MK).all()

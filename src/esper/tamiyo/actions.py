@@ -25,13 +25,6 @@ def parse_sampled_action(heads_EA: Ints) -> ActionSpec:
     >>> parse_sampled_action(np.array([[4, 1, 0, 0, 0, 0, 1, 0]])).describe(0, ["r0c0", "r0c1"], [])
     'PRUNE r0c1 alpha_speed=3 alpha_curve=LINEAR'
     """
-    heads_EA = np.asarray(heads_EA)
-    if heads_EA.ndim != 2 or heads_EA.shape[1] != len(ActionHead):
-        names = ", ".join(head.name for head in ActionHead)
-        raise EsperError(
-            f"sampled actions of shape {heads_EA.shape}: expected [E, {len(ActionHead)}], "
-            f"one column for each of {names}"
-        )
     if not np.issubdtype(heads_EA.dtype, np.integer):
         raise EsperError(f"sampled actions of dtype {heads_EA.dtype}: expected integers")
     return ActionSpec(*np.array(heads_EA.T, dtype=np.int64, order="C"))

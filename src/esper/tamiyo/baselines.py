@@ -75,7 +75,7 @@ class StaticTopology(WaitPolicy):
     `topology`: one blueprint name for all slots, a dict from slot id to blueprint name, or an array
     of blueprint indices, `[S]` or `[E, S]` (`NO_BLUEPRINT`: an empty slot).
 
-    >>> policy = StaticTopology.final({"r0c1": "norm"})
+    >>> policy = StaticTopology({"r0c1": "norm"})
     >>> policy.planted(2, ["r0c0", "r0c1"], ["conv", "norm"]).tolist()
     [[-1, 1], [-1, 1]]
     """
@@ -85,23 +85,6 @@ class StaticTopology(WaitPolicy):
     ) -> None:
         super().__init__(reward)
         self.topology = topology
-
-    @classmethod
-    def full(
-        cls,
-        blueprint: str,
-        slots: Sequence[str] | None = None,
-        reward: RewardProtocol | None = None,
-    ) -> StaticTopology:
-        """static-full: one blueprint in `slots`; None: in every slot of the host."""
-        return cls(blueprint if slots is None else dict.fromkeys(slots, blueprint), reward)
-
-    @classmethod
-    def final(
-        cls, topology: Mapping[str, str] | Ints, reward: RewardProtocol | None = None
-    ) -> StaticTopology:
-        """static-final: a topology found by a run, trained from step 0 with fresh weights."""
-        return cls(topology, reward)
 
     def planted(self, members: int, slots: Sequence[str], blueprints: Sequence[str]) -> Ints:
         """Return the blueprint index of each member and slot, `[E, S]`."""

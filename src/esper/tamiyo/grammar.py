@@ -30,14 +30,14 @@ can build, and your own, which `train` can build as well.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_name
 from esper.storage.atomic import printable
@@ -102,7 +102,7 @@ MAX_CANDIDATES: Final = 4096
 SAMPLED: Final = "sampled"
 SOURCE: Final = ".py"
 """End of the name of a file with policies."""
-AS: Final = "as:"
+WAIT_AS: Final = "wait:as:"
 MAX_STEP_DIGITS: Final = 9
 """Most digits of a STEP."""
 
@@ -207,19 +207,51 @@ def _parse_unlabelled(text: str) -> ParsedPolicy:
     head, mark, rest = text.partition(":")
     if mark and not rest:
         raise EsperError(f"policy {shown(text)}: nothing after the colon; remove it")
-    if head == "random":
-        if rest:
-            raise EsperError(f"policy {shown(text)}: random takes no arguments; use random")
-        return ParsedPolicy(text, text, "random")
-    if head in _ARGUMENTS:
-        kind, parse_rest = _ARGUMENTS[head]
-        return parse_rest(ParsedPolicy(text, text, kind), rest)
+    if head in (BLIND, UNTRAINED):
+        return _parse_probe(text, head, rest)
+    if head == "static-final":
+        return _parse_final(text, rest)
+    if text.startswith(WAIT_AS):
+        return _parse_source(text, "wait", text.removeprefix(WAIT_AS))
+    if head == "replay":
+        return _parse_source(text, "replay", rest)
+    if head in _FORMS:
+        return _parse_form(text, head, rest)
     if head != SAMPLED and SOURCE in (
         text[-len(SOURCE) :],
         text.rpartition(":")[0][-len(SOURCE) :],
     ):
         return _parse_own(text)
     return _parse_controller(text)
+
+
+def _parse_form(text: str, kind: Kind, rest: str) -> ParsedPolicy:
+    """A policy of one of `_FORMS`."""
+    usage, patterns = _FORMS[kind]
+    parsed = ParsedPolicy(text, text, kind, start=0 if kind == "best-of" else 2)
+    for pattern in patterns:
+        if found := re.fullmatch(pattern, rest, re.ASCII | re.DOTALL):
+            given = {name: value for name, value in found.groupdict().items() if value is not None}
+            with contextlib.suppress(ValueError):
+                return replace(parsed, **{name: _read(name, given[name]) for name in given})
+    example = DESCRIPTIONS[kind][1] if kind in DESCRIPTIONS else f"{kind}:4"
+    raise EsperError(f"policy {shown(text)}: expected {usage}, for example {example}")
+
+
+def _read(name: str, text: str) -> Any:
+    """Value of a field of `ParsedPolicy`; raises ValueError if it is out of range."""
+    if name in ("slots", "order", "topology"):
+        return tuple(text.split(","))
+    if name in ("path", "rules"):
+        return Path(text)
+    if name in ("start", "restarts"):
+        return int(text)
+    if name in _MOST:
+        value = type(_MOST[name])(text)
+        if not 0 < value <= _MOST[name]:  # also refuses NaN
+            raise ValueError(text)
+        return value
+    return text
 
 
 def _parse_own(text: str) -> ParsedPolicy:
@@ -234,75 +266,9 @@ def _parse_own(text: str) -> ParsedPolicy:
     return ParsedPolicy(name, text, "own", path=Path(path), name=name)
 
 
-def _parse_wait(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """FACTOR or as:POLICY"""
-    if rest.startswith(AS):
-        return _parse_source(parsed, rest.removeprefix(AS), ("wait",), "has no compute of its own")
-    try:
-        longer = float(rest or 1.0)
-    except ValueError:
-        longer = math.nan
-    if not 0 < longer <= MAX_WAIT_FACTOR:  # also rejects NaN
-        raise EsperError(
-            f"policy {shown(parsed.text)}: expected wait:FACTOR above 0 and up to "
-            f"{MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the host 1.2 times as long, "
-            f"or wait:as:POLICY"
-        )
-    return replace(parsed, longer=longer)
-
-
-def _parse_slots(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """BLUEPRINT[:SLOT,SLOT]"""
-    if not rest:
-        return parsed
-    blueprint, mark, slots = rest.partition(":")
-    if not blueprint or (mark and not all(slots.split(","))):
-        raise EsperError(
-            f"policy {shown(parsed.text)}: expected {parsed.kind}:BLUEPRINT:SLOT,SLOT, for example "
-            f"{parsed.kind}:conv_heavy:r0c0,r0c1"
-        )
-    return replace(parsed, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
-
-
-def _parse_heuristic(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """BLUEPRINT,BLUEPRINT, the path of a table (.json) or of rules (.toml)"""
-    if rest.endswith(".json"):
-        return replace(parsed, path=Path(rest))
-    if rest.endswith(".toml"):
-        return replace(parsed, rules=Path(rest))
-    order = tuple(rest.split(",")) if rest else ()
-    if not all(order):
-        raise EsperError(
-            f"policy {shown(parsed.text)}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
-            f"heuristic:conv_light,depthwise"
-        )
-    return replace(parsed, order=order)
-
-
-def _parse_fixed(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """BLUEPRINT[@STEP][:SLOT,SLOT] or SLOT=BLUEPRINT,...[@STEP]"""
-    what, mark, slots = rest.partition(":")
-    blueprint, at, step = what.partition("@")
-    if "=" in blueprint:
-        if mark:
-            raise EsperError(
-                f"policy {shown(parsed.text)}: slots are given twice; remove {shown(mark + slots)}"
-            )
-        found = replace(parsed, topology=tuple(blueprint.split(",")))
-    else:
-        found = _parse_slots(parsed, f"{blueprint}{mark}{slots}")
-    if not at:
-        return found
-    if not step.isdecimal() or len(step) > MAX_STEP_DIGITS:
-        raise EsperError(
-            f"policy {shown(parsed.text)}: step {shown(step)} is not an integer of at most "
-            f"{MAX_STEP_DIGITS} digits; use for example fixed:conv_heavy@2"
-        )
-    return replace(found, start=int(step))
-
-
-def _parse_final(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_final(text: str, rest: str) -> ParsedPolicy:
     """SLOT=BLUEPRINT,..., the path of a result file, or a policy that grows."""
+    parsed = ParsedPolicy(text, text, "static-final")
     if not rest:
         raise EsperError(
             "policy 'static-final': give a topology, for example static-final:r0c0=depthwise, the "
@@ -314,108 +280,40 @@ def _parse_final(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
     if os.path.isfile(rest):
         return replace(parsed, path=Path(rest))
     if rest.endswith(".json"):
-        raise EsperError(f"policy {shown(parsed.text)}: file {shown(rest)} does not exist")
-    static = ("wait", "static-full", "static-final", "table", "restart", "asha", "best-of",
-              "replay")  # fmt: skip
-    return _parse_source(parsed, rest, static, "does not grow; give a policy that does")
+        raise EsperError(f"policy {shown(text)}: file {shown(rest)} does not exist")
+    return _parse_source(text, "static-final", rest)
 
 
-def _parse_source(
-    parsed: ParsedPolicy, rest: str, refused: Sequence[str], reason: str
-) -> ParsedPolicy:
+def _parse_source(text: str, kind: Kind, rest: str) -> ParsedPolicy:
     """POLICY, but none of those refused; checked before parsing, so that nothing nests deeply."""
     unlabelled = rest
     while labelled := _LABELLED.fullmatch(unlabelled):
         unlabelled = labelled[2]
     head, _, _ = unlabelled.partition(":")
+    refused, reason = _REFUSED_SOURCES[kind]
     if head in refused:
-        raise EsperError(f"policy {shown(parsed.text)}: {head} {reason}")
+        raise EsperError(f"policy {shown(text)}: {head} {reason}")
     if not rest:
-        raise EsperError(f"policy {shown(parsed.text)}: name a policy after the colon")
-    return replace(parsed, found_by=parse(unlabelled))
-
-
-def _parse_replay(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """POLICY"""
-    found = _parse_source(
-        parsed, rest, ("replay", "asha", "best-of"), "cannot be replayed; name another policy"
-    )
-    assert found.found_by is not None
-    if found.found_by.found_by is not None:
+        raise EsperError(f"policy {shown(text)}: name a policy after the colon")
+    source = parse(unlabelled)
+    if kind == "replay" and source.found_by is not None:
         raise EsperError(
-            f"policy {shown(parsed.text)}: {found.found_by.kind} of another policy cannot be "
-            f"replayed; name that policy"
+            f"policy {shown(text)}: {source.kind} of another policy cannot be replayed; name that "
+            f"policy"
         )
-    return found
+    return ParsedPolicy(text, text, kind, found_by=source)
 
 
-def _parse_table(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """TABLE.json"""
-    if not rest:
-        raise EsperError(
-            f"policy {shown(parsed.text)}: give a table, for example table:digits_impaired.json"
-        )
-    return replace(parsed, path=Path(rest))
-
-
-def _parse_asha(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """N"""
-    count = _count(rest)
-    if not 1 <= count <= MAX_CANDIDATES:
-        raise EsperError(
-            f"policy {shown(parsed.text)}: expected asha:N with 1 to {MAX_CANDIDATES} topologies "
-            f"per host, for example asha:8"
-        )
-    return replace(parsed, candidates=count)
-
-
-def _parse_best_of(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """M[,STEP]"""
-    count, mark, step = rest.partition(",")
-    found = replace(parsed, candidates=_count(count), start=_count(step) if mark else 0)
-    if not 1 <= found.candidates <= MAX_CANDIDATES or (mark and found.start < 1):
-        raise EsperError(
-            f"policy {shown(parsed.text)}: expected best-of:M,STEP with 1 to {MAX_CANDIDATES} "
-            f"initialisations and a step from 1 on, for example best-of:4,8, or best-of:4 to "
-            f"halve them as asha does"
-        )
-    return found
-
-
-def _parse_restart(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """STEP,ACCURACY[,TIMES]"""
-    step, _, others = rest.partition(",")
-    accuracy, mark, times = others.partition(",")
-    try:
-        below = float(accuracy)
-    except ValueError:
-        below = math.nan
-    found = replace(parsed, start=_count(step), below=below, restarts=_count(times) if mark else 1)
-    if found.start < 1 or not 0 < below <= 1 or found.restarts < 1:  # also rejects NaN
-        raise EsperError(
-            f"policy {shown(parsed.text)}: expected restart:STEP,ACCURACY,TIMES with an accuracy "
-            f"above 0 and up to 1, for example restart:8,0.25,3"
-        )
-    return found
-
-
-def _count(text: str) -> int:
-    """A whole number; -1 if it is none, or too long."""
-    small = text.isascii() and text.isdecimal() and len(text) <= MAX_STEP_DIGITS
-    return int(text) if small else -1
-
-
-def _parse_probe(parsed: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_probe(text: str, probe: str, rest: str) -> ParsedPolicy:
     """blind, untrained: FOLDER or sampled:FOLDER"""
-    probe, _, _ = parsed.text.partition(":")
     head, _, _ = rest.partition(":")
     if head in (*WORDS, *COMPARED):
         raise EsperError(
-            f"policy {shown(parsed.text)}: {head} is not a controller; give the folder of a saved "
+            f"policy {shown(text)}: {head} is not a controller; give the folder of a saved "
             f"controller"
         )
     found = _parse_controller(rest)
-    found = replace(found, label=f"{found.label}, {probe}", text=parsed.text)
+    found = replace(found, label=f"{found.label}, {probe}", text=text)
     return replace(found, blind=probe == BLIND, untrained=probe == UNTRAINED)
 
 
@@ -448,18 +346,53 @@ def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
     return UnknownNameError(f"{unknown}, or the folder of a controller")
 
 
-_ARGUMENTS: Final[dict[str, tuple[Kind, Callable[[ParsedPolicy, str], ParsedPolicy]]]] = {
-    "wait": ("wait", _parse_wait),
-    "heuristic": ("heuristic", _parse_heuristic),
-    "fixed": ("fixed", _parse_fixed),
-    "static-full": ("static-full", _parse_slots),
-    "static-final": ("static-final", _parse_final),
-    "table": ("table", _parse_table),
-    "restart": ("restart", _parse_restart),
-    "asha": ("asha", _parse_asha),
-    "best-of": ("best-of", _parse_best_of),
-    "replay": ("replay", _parse_replay),
-    BLIND: ("controller", _parse_probe),
-    UNTRAINED: ("controller", _parse_probe),
+_STEP: Final = rf"\d{{1,{MAX_STEP_DIGITS}}}"
+_COUNT: Final = rf"(?=0*[1-9]){_STEP}"
+_LIST: Final = "[^,]+(?:,[^,]+)*"
+_AT: Final = f"(?:@(?P<start>{_STEP}))?"
+_SLOTS: Final = f"(?::(?P<slots>{_LIST}))?"
+_MOST: Final = {"longer": MAX_WAIT_FACTOR, "below": 1.0, "candidates": MAX_CANDIDATES}
+"""Largest value of fields that are above 0."""
+_FORMS: Final[dict[Kind, tuple[str, tuple[str, ...]]]] = {
+    "wait": (
+        f"wait:FACTOR above 0 and up to {MAX_WAIT_FACTOR:g}, or wait:as:POLICY",
+        ("", "(?P<longer>[^:]+)"),
+    ),
+    "random": ("random, which takes no arguments", ("",)),
+    "heuristic": (
+        "heuristic:BLUEPRINT,BLUEPRINT, heuristic:TABLE.json or heuristic:RULES.toml",
+        ("", r"(?P<path>.*\.json)", r"(?P<rules>.*\.toml)", f"(?P<order>{_LIST})"),
+    ),
+    "fixed": (
+        "fixed:BLUEPRINT@STEP:SLOT,SLOT or fixed:SLOT=BLUEPRINT,...@STEP",
+        ("", f"(?P<blueprint>[^:@=]+){_AT}{_SLOTS}", f"(?P<topology>[^:@]*=[^:@]*){_AT}"),
+    ),
+    "static-full": (
+        "static-full:BLUEPRINT:SLOT,SLOT",
+        ("", f"(?P<blueprint>[^:]+){_SLOTS}"),
+    ),
+    "table": ("table:TABLE.json", ("(?P<path>.+)",)),
+    "restart": (
+        "restart:STEP,ACCURACY,TIMES with an accuracy above 0 and up to 1",
+        (f"(?P<start>{_COUNT}),(?P<below>[^,]+)(?:,(?P<restarts>{_COUNT}))?",),
+    ),
+    "asha": (
+        f"asha:N with 1 to {MAX_CANDIDATES} topologies per host",
+        (f"(?P<candidates>{_STEP})",),
+    ),
+    "best-of": (
+        f"best-of:M,STEP with 1 to {MAX_CANDIDATES} initialisations and a step from 1 on, or "
+        f"best-of:M to halve them as asha does",
+        (f"(?P<candidates>{_STEP})(?:,(?P<start>{_COUNT}))?",),
+    ),
 }
-"""Kind, and the parser of what follows the colon, by name."""
+"""Usage, and patterns of what follows the colon, whose groups are fields of `ParsedPolicy`."""
+_REFUSED_SOURCES: Final[dict[Kind, tuple[tuple[str, ...], str]]] = {
+    "wait": (("wait",), "has no compute of its own"),
+    "replay": (("replay", "asha", "best-of"), "cannot be replayed; name another policy"),
+    "static-final": (
+        ("wait", "static-full", "static-final", "table", "restart", "asha", "best-of", "replay"),
+        "does not grow; give a policy that does",
+    ),
+}
+"""Policies that others may not be named after, and why."""

@@ -33,16 +33,14 @@ from esper.leyline.stage_masks import IS_LIVE
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.planning import plan_actions
 from esper.tamiyo.scripted import (
-    FULL_ALPHA,
     ScriptedPolicy,
+    blend_heads,
     build_actions,
     cannot_grow,
     first_applicable,
     held_at_least,
     index_of,
     legal_slots,
-    nearest_allowed,
-    require_mask,
     require_one_of,
 )
 from esper.tamiyo.topology_table import TopologyTable
@@ -176,7 +174,6 @@ class HeuristicPolicy(ScriptedPolicy):
 
     def reset_state(self, policy_state: _HeuristicState, reset_E: Bools) -> _HeuristicState:
         """Clear embargoes and penalties of the reset members."""
-        require_mask(reset_E, len(policy_state.next_E))
         return policy_state.reset(reset_E)
 
     def act(
@@ -205,10 +202,10 @@ class HeuristicPolicy(ScriptedPolicy):
         )
         fits_EK = masks.blueprint_ESK[np.arange(members), slot_E]
         kind_E, place_E = self._next_blueprint(fits_EK, state, order_K)
-        blend = self._blend(
-            masks, prune_speed=0 if _episode_ending(obs) else self.config.prune_speed
-        )
-        heads: dict[ActionHead, int | Ints] = {ActionHead.BLUEPRINT: kind_E, **blend}
+        config = self.config
+        speed = 0 if _episode_ending(obs) else config.prune_speed
+        heads = blend_heads(masks, speed, config.style, config.tempo, config.curve)
+        heads[ActionHead.BLUEPRINT] = kind_E
         germinated_E = op_E == LifecycleOp.GERMINATE
         after = replace(
             self._after_step(state, obs.slots, op_E == LifecycleOp.PRUNE, slot_E),
@@ -315,18 +312,6 @@ class HeuristicPolicy(ScriptedPolicy):
         member_E, turn_E = np.arange(len(kind_EK)), cost_EK.argmin(axis=1)
         return kind_EK[member_E, turn_E], place_EK[member_E, turn_E]
 
-    def _blend(self, masks: ActionMasks, prune_speed: int) -> dict[ActionHead, int]:
-        """Indices of the remaining heads, the same for all members; frozen heads win."""
-        config = self.config
-        preferred = {
-            ActionHead.STYLE: int(config.style),
-            ActionHead.TEMPO: TEMPOS.index(config.tempo),
-            ActionHead.ALPHA_TARGET: FULL_ALPHA,
-            ActionHead.ALPHA_SPEED: ALPHA_SPEEDS.index(prune_speed),
-            ActionHead.ALPHA_CURVE: int(config.curve),
-        }
-        return {head: nearest_allowed(masks, head, index) for head, index in preferred.items()}
-
     def _after_step(
         self, state: _HeuristicState, slots: SlotReports, pruned_E: Bools, slot_E: Ints
     ) -> _HeuristicState:
@@ -399,13 +384,7 @@ def _episode_ending(obs: TrainingSignals) -> bool:
 def _matched_to_host(
     state: _HeuristicState, members: int, slots: int, blueprints: int
 ) -> _HeuristicState:
-    """Return the state sized for this host: created at the first step, checked afterwards."""
-    have = (*state.embargo_ES.shape, state.penalty_EK.shape[1])
-    if have == (members, 0, 0):
-        return _HeuristicState.fresh(members, slots, blueprints)
-    if have != (members, slots, blueprints):
-        raise EsperError(
-            f"heuristic state of {have[0]} members, {have[1]} slots, {have[2]} blueprints: "
-            f"this host has {members}, {slots}, {blueprints}; call initial_state"
-        )
-    return state
+    """Return the state sized for this host: created at the first step."""
+    if state.embargo_ES.shape[1] == slots and state.penalty_EK.shape[1] == blueprints:
+        return state
+    return _HeuristicState.fresh(members, slots, blueprints)

@@ -103,7 +103,7 @@ def static_policy(
     """A static topology; where members have caps, it is planned, so that they are respected."""
     if spec.context.capped > 0:
         return PlannedTopology(topology, reward)
-    return StaticTopology.final(topology, reward)
+    return StaticTopology(topology, reward)
 
 
 def spec_for(parsed: ParsedPolicy, spec: TaskSpec) -> TaskSpec:

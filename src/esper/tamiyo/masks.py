@@ -12,7 +12,6 @@ import numpy as np
 
 from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools, read_only
-from esper.leyline.errors import EsperError
 from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.frozen_heads import check_frozen
@@ -29,7 +28,6 @@ def build_masks(
     restricted to one index; a frozen blueprint can only grow in slots it fits.
     """
     frozen = frozen or {}
-    _check_shapes(legal_ESO, fits_ESK)
     check_frozen(frozen, fits_ESK.shape[2])
     blueprint_ESK = fits_ESK.copy()
     if ActionHead.BLUEPRINT in frozen:
@@ -83,16 +81,3 @@ def _fixed_head_mask(head: ActionHead, frozen: Mapping[ActionHead, int]) -> Bool
 def _one_hot(index: int, count: int) -> Bools:
     """Boolean vector that is True only at `index`."""
     return np.asarray(np.arange(count) == index)
-
-
-def _check_shapes(legal_ESO: Bools, fits_ESK: Bools) -> None:
-    for name, array in (("legal_ESO", legal_ESO), ("fits_ESK", fits_ESK)):
-        if array.ndim != 3 or array.dtype != np.bool_:
-            raise EsperError(
-                f"masks: {name} is {array.dtype} of shape {array.shape}, expected bool with 3 axes"
-            )
-    if legal_ESO.shape != (*fits_ESK.shape[:2], len(LifecycleOp)):
-        raise EsperError(
-            f"masks: legal_ESO of shape {legal_ESO.shape}, expected [E, S, {len(LifecycleOp)}] "
-            f"with fits_ESK of shape {fits_ESK.shape}, [E, S, K]"
-        )

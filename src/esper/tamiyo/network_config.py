@@ -80,7 +80,3 @@ class PolicySpec:
     def ops(self) -> int:
         """Outputs of the OP head."""
         return op_choices(self.restarts)
-
-    def __post_init__(self) -> None:
-        if min(self.global_features, self.slot_features, self.candidate_features) < 1:
-            raise EsperError(f"{self}: needs at least one feature of each kind")

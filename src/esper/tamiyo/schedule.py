@@ -9,16 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.leyline.actions import (
-    ALPHA_SPEEDS,
-    HEAD_CHOICES,
-    TEMPOS,
-    ActionHead,
-    ActionSpec,
-    AlphaCurve,
-    BlendStyle,
-    LifecycleOp,
-)
+from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
@@ -26,18 +17,14 @@ from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.scripted import (
-    FULL_ALPHA,
     ScriptedPolicy,
+    blend_heads,
     build_actions,
     cannot_grow,
     first_applicable,
-    fixed_mask,
     held_at_least,
     index_of,
     legal_slots,
-    nearest_allowed,
-    require_mask,
-    require_one_of,
 )
 
 
@@ -51,19 +38,12 @@ class ScheduleEntry:
     """Slot id."""
     blueprint: str
     """Blueprint name."""
-    tempo: int = TEMPOS[0]
-    """Steps of the first alpha ramp."""
-    style: BlendStyle = BlendStyle.ADD
-    """Blend style."""
-    curve: AlphaCurve = AlphaCurve.LINEAR
-    """Curve of the first alpha ramp."""
 
     def __post_init__(self) -> None:
         if self.step < 0:
             raise EsperError(
                 f"schedule entry for slot {self.slot}: step {self.step} must be 0 or more"
             )
-        require_one_of("tempo", self.tempo, TEMPOS, f"schedule entry for slot {self.slot}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +54,10 @@ class ScheduleConfig:
     """Seeds to germinate; entries due at the same step run one per step, in this order."""
     probation_steps: int = 5
     """Steps in HOLDING after which a seed that cannot fossilise is pruned."""
-    prune_speed: int = ALPHA_SPEEDS[1]
-    """Steps over which alpha falls to 0 when a seed is pruned; 0: immediately."""
 
     def __post_init__(self) -> None:
         if self.probation_steps < 0:
             raise EsperError(f"probation_steps={self.probation_steps}: must be 0 or more")
-        require_one_of("prune_speed", self.prune_speed, ALPHA_SPEEDS, "schedule")
 
 
 class FixedSchedule(ScriptedPolicy):
@@ -102,7 +79,6 @@ class FixedSchedule(ScriptedPolicy):
 
     def reset_state(self, policy_state: Bools, reset_E: Bools) -> Bools:
         """Mark all entries of the reset members as not germinated."""
-        require_mask(reset_E, len(policy_state))
         return np.asarray(policy_state & ~reset_E[:, None])
 
     def act(
@@ -125,7 +101,10 @@ class FixedSchedule(ScriptedPolicy):
         )
         started_E = op_E == LifecycleOp.GERMINATE
         started_EN = started_E[:, None] & (entry_E[:, None] == np.arange(len(self.entries)))
-        actions = self._actions(op_E, slot_E, entry_E, places, masks)
+        heads = blend_heads(masks)
+        if self.entries:
+            heads[ActionHead.BLUEPRINT] = places[entry_E, 1]
+        actions = build_actions(op_E, slot_E, heads)
         return PolicyDecision.deterministic(actions), np.asarray(policy_state | started_EN)
 
     def _places(self, obs: TrainingSignals, masks: ActionMasks) -> Ints:
@@ -160,40 +139,3 @@ class FixedSchedule(ScriptedPolicy):
         entry_E = ready_EN.argmax(axis=1)
         target_ES = slot_N[entry_E][:, None] == np.arange(slots)
         return entry_E, np.asarray(target_ES & ready_EN.any(axis=1, keepdims=True))
-
-    def _actions(
-        self, op_E: Ints, slot_E: Ints, entry_E: Ints, places: Ints, masks: ActionMasks
-    ) -> ActionSpec:
-        """Build actions: heads from the entry for GERMINATE, from the config for PRUNE."""
-        speed = ALPHA_SPEEDS.index(self.config.prune_speed)
-        heads: dict[ActionHead, int | Ints] = {
-            ActionHead.ALPHA_SPEED: nearest_allowed(masks, ActionHead.ALPHA_SPEED, speed),
-            ActionHead.ALPHA_CURVE: nearest_allowed(
-                masks, ActionHead.ALPHA_CURVE, AlphaCurve.LINEAR
-            ),
-        }
-        if self.entries:
-            germinating_E = op_E == LifecycleOp.GERMINATE
-            heads[ActionHead.BLUEPRINT] = places[entry_E, 1]
-            for head, index_N in self._blend_heads(masks).items():
-                heads[head] = np.where(germinating_E, index_N[entry_E], heads.get(head, 0))
-        return build_actions(op_E, slot_E, heads)
-
-    def _blend_heads(self, masks: ActionMasks) -> dict[ActionHead, Ints]:
-        """Head indices `[N]` of the entries; raises if a head is frozen to another choice."""
-        requested: dict[ActionHead, list[int]] = {
-            ActionHead.STYLE: [int(entry.style) for entry in self.entries],
-            ActionHead.TEMPO: [TEMPOS.index(entry.tempo) for entry in self.entries],
-            ActionHead.ALPHA_TARGET: [FULL_ALPHA] * len(self.entries),
-            ActionHead.ALPHA_CURVE: [int(entry.curve) for entry in self.entries],
-        }
-        for head, choices in requested.items():
-            allowed = fixed_mask(masks, head)
-            for entry, choice in zip(self.entries, choices, strict=True):
-                if not allowed[choice]:
-                    raise EsperError(
-                        f"schedule entry for slot {entry.slot}: {head.name.lower()} "
-                        f"{HEAD_CHOICES[head][choice]} is masked; allowed: "
-                        + ", ".join(HEAD_CHOICES[head][i] for i in np.flatnonzero(allowed))
-                    )
-        return {head: np.array(choices, dtype=np.int64) for head, choices in requested.items()}

@@ -10,7 +10,16 @@ from typing import Final
 
 import numpy as np
 
-from esper.leyline.actions import ALPHA_TARGETS, ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    TEMPOS,
+    ActionHead,
+    ActionSpec,
+    AlphaCurve,
+    BlendStyle,
+    LifecycleOp,
+)
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.masks import FIXED_MASK, ActionMasks
@@ -103,6 +112,24 @@ def build_actions(op_E: Ints, slot_E: Ints, heads: Mapping[ActionHead, int | Int
     return ActionSpec(*(np.broadcast_to(column, op_E.shape).copy() for column in columns))
 
 
+def blend_heads(
+    masks: ActionMasks,
+    prune_speed: int = ALPHA_SPEEDS[1],
+    style: BlendStyle = BlendStyle.ADD,
+    tempo: int = TEMPOS[0],
+    curve: AlphaCurve = AlphaCurve.LINEAR,
+) -> dict[ActionHead, int | Ints]:
+    """Indices of the heads that say how seeds blend, to full alpha; frozen heads win."""
+    preferred = {
+        ActionHead.STYLE: int(style),
+        ActionHead.TEMPO: TEMPOS.index(tempo),
+        ActionHead.ALPHA_TARGET: FULL_ALPHA,
+        ActionHead.ALPHA_SPEED: ALPHA_SPEEDS.index(prune_speed),
+        ActionHead.ALPHA_CURVE: int(curve),
+    }
+    return {head: nearest_allowed(masks, head, index) for head, index in preferred.items()}
+
+
 def held_at_least(obs: TrainingSignals, steps: int) -> Bools:
     """`[E, S]`: seeds HOLDING for at least `steps`, with a contribution measured at full alpha.
 
@@ -126,13 +153,3 @@ def require_one_of(name: str, value: int, valid: Sequence[int], where: str) -> N
     if value not in valid:
         listed = ", ".join(str(choice) for choice in valid)
         raise EsperError(f"{where}: {name} {value}, choose from {listed}")
-
-
-def require_mask(reset_E: Bools, members: int) -> None:
-    """Raise unless `reset_E` is a boolean mask over the members of the policy state."""
-    found = np.asarray(reset_E)
-    if found.shape != (members,) or found.dtype != np.bool_:
-        raise EsperError(
-            f"reset_state: {found.dtype} of shape {found.shape}, "
-            f"expected a bool mask of shape ({members},)"
-        )

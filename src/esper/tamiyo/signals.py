@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
-from esper.leyline.errors import EsperError
 from esper.leyline.signals import HISTORY_LENGTH
 
 
@@ -30,16 +29,6 @@ class SignalConfig:
     """Relative drop below the lowest validation loss so far that counts as a steep step."""
     stabilisation_steps: int = 3
     """Consecutive steps that are not steep after which a member is stabilised."""
-
-    def __post_init__(self) -> None:
-        for name in ("plateau_patience", "stabilisation_steps"):
-            if getattr(self, name) < 1:
-                raise EsperError(f"SignalConfig.{name}={getattr(self, name)}: must be 1 or more")
-        for name in ("plateau_tolerance", "steep_descent"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise EsperError(
-                    f"SignalConfig.{name}={getattr(self, name)}: must be finite, 0 or more"
-                )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,28 +93,20 @@ class SignalTracker:
     """
 
     def __init__(self, members: int, config: SignalConfig | None = None) -> None:
-        if members < 1:
-            raise EsperError(f"SignalTracker: members={members} must be 1 or more")
         self.members = members
         self.config = config or SignalConfig()
         self._state = _TrackerState.fresh(members)
 
     def update(
-        self,
-        train_loss_E: npt.ArrayLike,
-        val_loss_E: npt.ArrayLike,
-        val_accuracy_E: npt.ArrayLike,
+        self, train_loss_E: Floats, val_loss_E: Floats, val_accuracy_E: Floats
     ) -> TrackedSignals:
         """Append the measurements of one step and return the updated signals."""
-        train = self._checked("train_loss_E", train_loss_E)
-        val = self._checked("val_loss_E", val_loss_E)
-        accuracy = self._checked("val_accuracy_E", val_accuracy_E)
         state = self._state
-        _append(state.train_loss_history_EL, train)
-        _append(state.val_loss_history_EL, val)
-        _append(state.val_accuracy_history_EL, accuracy)
-        self._update_plateau(val.astype(np.float64))
-        self._update_stabilisation(val.astype(np.float64))
+        _append(state.train_loss_history_EL, train_loss_E)
+        _append(state.val_loss_history_EL, val_loss_E)
+        _append(state.val_accuracy_history_EL, val_accuracy_E)
+        self._update_plateau(val_loss_E.astype(np.float64))
+        self._update_stabilisation(val_loss_E.astype(np.float64))
         return self.current()
 
     def reset(self, reset_E: Bools | None = None) -> None:
@@ -133,26 +114,11 @@ class SignalTracker:
         if reset_E is None:
             self._state = _TrackerState.fresh(self.members)
             return
-        if np.shape(reset_E) != (self.members,) or np.asarray(reset_E).dtype != np.bool_:
-            raise EsperError(
-                f"SignalTracker.reset: {np.asarray(reset_E).dtype} of shape {np.shape(reset_E)}, "
-                f"expected a bool mask of shape ({self.members},)"
-            )
-        if not np.any(reset_E):
+        if not reset_E.any():
             return
         fresh = _TrackerState.fresh(self.members).arrays()
         for name, array in self._state.arrays().items():
             array[reset_E] = fresh[name][reset_E]
-
-    def _checked(self, name: str, values: npt.ArrayLike) -> Floats:
-        """Convert to float32 `[E]`; raises on another shape."""
-        with np.errstate(over="ignore"):  # out of float32 range: becomes inf
-            found = np.asarray(values).astype(np.float32)
-        if found.shape != (self.members,):
-            raise EsperError(
-                f"SignalTracker.update: {name} of shape {found.shape}, expected ({self.members},)"
-            )
-        return found
 
     def _update_plateau(self, val_E: Doubles) -> None:
         """Count steps since the validation loss last improved by more than the tolerance."""

@@ -29,10 +29,6 @@ class DataSet:
     source: str
     """Where to download it."""
 
-    def __post_init__(self) -> None:
-        if not self.folders:
-            raise EsperError(f"data set {self.title!r}: name at least one folder")
-
 
 def data_directories(data_dir: Path | None = None) -> tuple[Path, ...]:
     """Return the directories to search, in order.

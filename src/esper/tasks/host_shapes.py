@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from esper.leyline.errors import EsperError, shown
@@ -16,48 +16,29 @@ from esper.tasks.spec import TaskSpec
 _TEXT: Final = re.compile(r"([1-9]\d{0,3})x([1-9]\d?)k([1-9]\d?)")
 
 
-@dataclass(frozen=True, slots=True)
-class HostShape:
-    """Size of a CNN host."""
+def with_host_shape(spec: TaskSpec, shape: str) -> TaskSpec:
+    """Return the task with a CNN host of shape WIDTHxBLOCKSkKERNEL, and all of its slots.
 
-    width: int
-    """Channels of the first block; each block doubles them."""
-    blocks: int
-    kernel: int
-    """Side of every kernel, odd."""
-
-    def __str__(self) -> str:
-        return f"{self.width}x{self.blocks}k{self.kernel}"
-
-
-def parse_host_shape(text: str) -> HostShape:
-    """Parse WIDTHxBLOCKSkKERNEL.
-
-    >>> parse_host_shape("8x3k1")
-    HostShape(width=8, blocks=3, kernel=1)
+    The first block has as many channels as the width, each further block doubles them.
     """
-    match = _TEXT.fullmatch(text)
+    match = _TEXT.fullmatch(shape)
     if match is None or int(match[3]) % 2 == 0:
         raise EsperError(
-            f"host {shown(text)}: expected WIDTHxBLOCKSkKERNEL with an odd kernel, for example "
+            f"host {shown(shape)}: expected WIDTHxBLOCKSkKERNEL with an odd kernel, for example "
             f"8x3k1"
         )
-    return HostShape(*(int(part) for part in match.groups()))
-
-
-def with_host_shape(spec: TaskSpec, shape: HostShape) -> TaskSpec:
-    """Return the task with a CNN host of this shape, and all of its slots."""
     factory = spec.host_factory
     if type(factory) is not CNNFactory:  # that of signals is one, too
         raise EsperError(
             f"host {shape}: task {spec.name} has no CNN host whose shape could change; leave it out"
         )
+    width, blocks, kernel = (int(part) for part in match.groups())
     pools = factory.pool_layers
     other = replace(
         factory,
-        base_channels=shape.width,
-        n_blocks=shape.blocks,
-        kernel_size=shape.kernel,
-        pool_layers=None if pools is None else min(pools, shape.blocks),
+        base_channels=width,
+        n_blocks=blocks,
+        kernel_size=kernel,
+        pool_layers=None if pools is None else min(pools, blocks),
     )
     return replace(spec, host_factory=other, slots=other.slots)

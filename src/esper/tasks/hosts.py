@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import slot_id
@@ -84,18 +84,14 @@ class SignalFactory(CNNFactory):
 
 @dataclass(frozen=True, slots=True)
 class ResNetFactory:
-    """Builds a `ResNetHost` when called."""
+    """Builds a `ResNetHost` of one block per stage (ResNet-8) when called."""
 
     classes: int
     """Outputs of the classifier."""
     in_channels: int = 3
     """Channels of the images."""
-    blocks_per_stage: int = 1
-    """1 is ResNet-8, 3 is ResNet-20."""
     base_channels: int = 16
     """Channels of the first of three stages; each further stage doubles them."""
-    norm: Literal["batch", "group"] = "group"
-    """Batch norm, or group norm without running statistics."""
 
     def __call__(self) -> nn.Module:
         from esper.kasmina import ResNetHost
@@ -103,9 +99,8 @@ class ResNetFactory:
         return ResNetHost(
             num_classes=self.classes,
             in_channels=self.in_channels,
-            blocks_per_stage=self.blocks_per_stage,
             base_channels=self.base_channels,
-            norm=self.norm,
+            norm="group",
         )
 
     @property
@@ -140,25 +135,19 @@ class MLPFactory:
 
 @dataclass(frozen=True, slots=True)
 class TransformerFactory:
-    """Builds a `TransformerHost` when called."""
+    """Builds a `TransformerHost` of two layers, 32 wide, when called."""
 
     vocab: int
     """Vocabulary size."""
     context: int
     """Sequence length."""
-    width: int = 32
-    """Width of the residual stream."""
-    heads: int = 4
-    """Attention heads."""
-    layers: int = 2
-    """Pairs of attention and MLP."""
 
     def __call__(self) -> nn.Module:
         from esper.kasmina import TransformerHost
 
-        return TransformerHost(self.vocab, self.width, self.heads, self.layers, self.context)
+        return TransformerHost(self.vocab, n_embd=32, block_size=self.context)
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Slots after each attention and each MLP, in execution order."""
-        return tuple(slot_id(row, col) for col in range(self.layers) for row in range(2))
+        return tuple(slot_id(row, col) for col in range(2) for row in range(2))

@@ -63,17 +63,13 @@ def list_tasks(data_dir: Path | None = None) -> list[TaskListing]:
 def describe_task(spec: TaskSpec, data_dir: Path | None = None) -> TaskListing:
     """Return the list entry of one task."""
     parameters, macs = _host_size(spec)
+    taken = ("name", "description", "topology", "slots", "blueprints", "batch_size")
     return TaskListing(
-        name=spec.name,
-        description=spec.description,
-        topology=spec.topology,
-        host_parameters=parameters,
-        host_macs=macs,
-        slots=spec.slots,
-        blueprints=spec.blueprints,
-        batch_size=spec.batch_size,
+        **{name: getattr(spec, name) for name in taken},
         batches_per_step=spec.batches_per_step,
         episode_length=spec.episode_length,
+        host_parameters=parameters,
+        host_macs=macs,
         data=locate_task_data(spec, data_dir),
     )
 

@@ -83,13 +83,14 @@ class MeanMetric(Metric):
     Keeps the sum of the terms of each sample and the sum of their weights.
     """
 
-    terms: Callable[[Tensor, Tensor], Sums]
+    reading: RowTerms
+    terms: Callable[[RowTerms, Tensor, Tensor], Sums]
     link: Callable[[Doubles], Doubles] | None = None
     """Applied to the mean, as in perplexity = exp(log loss); None: the mean itself."""
 
     def keep(self, outputs: Tensor, targets: Tensor) -> Kept:
         """`[R, B, 2]`: sums of terms and of weights."""
-        terms, weights = self.terms(outputs, targets)
+        terms, weights = self.terms(self.reading, outputs, targets)
         weights = torch.ones_like(terms) if weights is None else weights
         sums = [value.reshape(*value.shape[:2], -1) for value in (terms, weights)]
         return torch.stack([value.double().sum(dim=2) for value in sums], dim=2)
@@ -145,7 +146,7 @@ def _paired(reading: RowTerms, outputs: Tensor, targets: Tensor) -> tuple[Tensor
 
 
 def explained_terms(
-    reading: RowTerms, constant_loss: float, outputs: Tensor, targets: Tensor
+    constant_loss: float, reading: RowTerms, outputs: Tensor, targets: Tensor
 ) -> Sums:
     """Terms whose weighted mean is `1 - loss / constant_loss`."""
     losses, weights = reading.weighted_terms(outputs, targets)
@@ -198,7 +199,6 @@ class LabelMetric(Metric):
     """A function of how often each class is predicted, present, and both."""
 
     reading: RowTerms
-    multilabel: bool
     formula: Callable[[Doubles, Doubles, Doubles], Doubles]
     """(hits, predicted, present), each `[W, C]` -> `[W]`."""
 
@@ -219,7 +219,7 @@ class LabelMetric(Metric):
         samples = len(targets)
         predicted = kept_N.reshape(samples, -1).numpy()
         present, counted = _labels(self.reading, targets)
-        if self.multilabel:
+        if self.reading.multilabel:
             hits = predicted * present
             return hits.astype(float), predicted.astype(float), present.astype(float)
         classes = self.reading.classes if isinstance(self.reading, ClassTerms) else 2
@@ -287,7 +287,6 @@ class RankMetric(Metric):
     """A function of the order of the probabilities: each class against the rest, then the mean."""
 
     reading: RowTerms
-    multilabel: bool
     formula: Callable[[Doubles, Doubles], Doubles]
     """(true positives, false positives) `[W, G]` down to each threshold -> `[W]`."""
 
@@ -295,7 +294,7 @@ class RankMetric(Metric):
         """`[R, B, ..., C]`: probabilities; of two classes, or of yes, what orders like them."""
         if not isinstance(self.reading, ClassTerms):
             logits, _ = _paired(self.reading, outputs, self.reading.plain_targets(targets))
-            return logits if self.multilabel else logits.unsqueeze(-1)
+            return logits if self.reading.multilabel else logits.unsqueeze(-1)
         logits = self.reading.classes_last(outputs).double()
         if self.reading.classes == 2:
             return logits[..., 1:] - logits[..., :1]
@@ -317,7 +316,7 @@ class RankMetric(Metric):
     def _columns(self, kept_N: Kept, targets: Tensor) -> tuple[Doubles, Any, Ints]:
         """Scores and truths `[M, C]` of all labels that count, and the sample of each."""
         labels, counted = _labels(self.reading, targets)
-        if self.multilabel:
+        if self.reading.multilabel:
             return kept_N.reshape(len(labels), -1).numpy(), labels > 0, np.arange(len(labels))
         score_MC = kept_N.reshape(*labels.shape, -1).numpy()[counted]
         classes = np.arange(score_MC.shape[1]) if score_MC.shape[1] > 1 else np.array([1])
@@ -327,7 +326,7 @@ class RankMetric(Metric):
         """Every class needs samples that have it and samples that do not."""
         super().check(targets, part)
         labels, counted = _labels(self.reading, targets)
-        if self.multilabel:
+        if self.reading.multilabel:
             share = labels.mean(axis=0)
             lacking = np.flatnonzero((share == 0) | (share == 1))
             what = "label"

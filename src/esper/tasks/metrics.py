@@ -22,81 +22,51 @@ Reading = Literal["classes", "binary", "multilabel", "numbers"]
 """What targets mean."""
 
 
-Maker = Callable[[str, RowTerms, Reading], Metric]
-"""(name, what targets and outputs mean) -> the metric."""
+Maker = Callable[..., Metric]
+"""(name=, reading=) -> the metric, for what targets and outputs mean."""
 
 
-def _mean(terms: Callable[..., forms.Sums], **options: Any) -> Maker:
-    return lambda name, reading, _: forms.MeanMetric(
-        name=name, reading=reading, terms=partial(terms, reading), **options
-    )
-
-
-def _squares(**options: Any) -> Maker:
-    return lambda name, reading, _: forms.SquaredErrors(
-        name=name, reading=reading, in_points=False, **options
-    )
-
-
-def _of(kind: Callable[..., Metric], formula: Callable[..., Any]) -> Maker:
-    return lambda name, reading, meaning: kind(
-        name=name, reading=reading, multilabel=meaning == "multilabel", formula=formula
-    )
-
-
-def _unless_multilabel(one: Maker, multilabel: Maker) -> Maker:
-    return lambda name, reading, meaning: (multilabel if meaning == "multilabel" else one)(
-        name, reading, meaning
-    )
-
-
-def _f1(name: str, reading: RowTerms, meaning: Reading) -> Metric:
+def _f1(name: str, reading: RowTerms) -> Metric:
     if isinstance(reading, ClassTerms) and reading.classes != 2:
         raise EsperError(
             f"metric 'f1' is for two classes, the model has {reading.classes}: give "
             f"metric='f1_macro'"
         )
-    return _of(forms.LabelMetric, forms.f1)(name, reading, meaning)
+    return forms.LabelMetric(name=name, reading=reading, formula=forms.f1)
 
 
-LOWER: Final = {"higher_is_better": False, "best": 0.0, "in_points": False}
-LABELLED: Final = ("classes", "binary", "multilabel")
-METRICS: Final[dict[str, tuple[tuple[Reading, ...], Maker]]] = {
-    "accuracy": (LABELLED, _unless_multilabel(_mean(forms.right), _mean(forms.all_right))),
-    "label_accuracy": (("multilabel",), _mean(forms.right)),
-    "balanced_accuracy": (
-        ("classes", "binary"),
-        _of(forms.LabelMetric, forms.balanced_accuracy),
-    ),
-    "f1": (("classes", "binary"), _f1),
-    "f1_macro": (
-        LABELLED,
-        _unless_multilabel(
-            _of(forms.LabelMetric, forms.f1_macro), _of(forms.LabelMetric, forms.f1_labels)
-        ),
-    ),
-    "roc_auc": (LABELLED, _of(forms.RankMetric, forms.area)),
-    "average_precision": (LABELLED, _of(forms.RankMetric, forms.average_precision)),
-    "log_loss": (("classes", "binary"), _mean(forms.log_losses, **LOWER)),
-    "perplexity": (
-        ("classes",),
-        _mean(forms.log_losses, link=np.exp, **LOWER | {"best": 1.0}),
-    ),
-    "r2": (("numbers",), _squares()),
-    "mae": (("numbers",), _mean(forms.absolute_errors, **LOWER)),
-    "rmse": (("numbers",), _squares(higher_is_better=False, best=0.0)),
+def _mean(terms: Callable[..., forms.Sums], **options: Any) -> Maker:
+    return partial(forms.MeanMetric, terms=terms, **options)
+
+
+def _labels(formula: Callable[..., Any]) -> Maker:
+    return partial(forms.LabelMetric, formula=formula)
+
+
+def _one_label(maker: Maker) -> dict[Reading, Maker]:
+    return {"classes": maker, "binary": maker}
+
+
+def _labelled(maker: Maker) -> dict[Reading, Maker]:
+    return _one_label(maker) | {"multilabel": maker}
+
+
+_ERRORS: Final[dict[str, Any]] = {"higher_is_better": False, "best": 0.0, "in_points": False}
+METRICS: Final[dict[str, dict[Reading, Maker]]] = {
+    "accuracy": _one_label(_mean(forms.right)) | {"multilabel": _mean(forms.all_right)},
+    "label_accuracy": {"multilabel": _mean(forms.right)},
+    "balanced_accuracy": _one_label(_labels(forms.balanced_accuracy)),
+    "f1": _one_label(_f1),
+    "f1_macro": _one_label(_labels(forms.f1_macro)) | {"multilabel": _labels(forms.f1_labels)},
+    "roc_auc": _labelled(partial(forms.RankMetric, formula=forms.area)),
+    "average_precision": _labelled(partial(forms.RankMetric, formula=forms.average_precision)),
+    "log_loss": _one_label(_mean(forms.log_losses, **_ERRORS)),
+    "perplexity": {"classes": _mean(forms.log_losses, link=np.exp, **_ERRORS | {"best": 1.0})},
+    "r2": {"numbers": partial(forms.SquaredErrors, in_points=False)},
+    "mae": {"numbers": _mean(forms.absolute_errors, **_ERRORS)},
+    "rmse": {"numbers": partial(forms.SquaredErrors, **_ERRORS)},
 }
-"""Name -> what targets it is for, and how it is made. `explained`, a share of the loss, besides."""
-ALIASES: Final = {
-    "acc": "accuracy", "accuracy_score": "accuracy",
-    "balanced_accuracy_score": "balanced_accuracy",
-    "f1_score": "f1", "f1_binary": "f1", "macro_f1": "f1_macro",
-    "auc": "roc_auc", "auroc": "roc_auc", "roc_auc_score": "roc_auc", "roc_auc_ovr": "roc_auc",
-    "ap": "average_precision", "average_precision_score": "average_precision",
-    "logloss": "log_loss", "neg_log_loss": "log_loss", "nll": "log_loss", "ppl": "perplexity",
-    "r2_score": "r2", "mean_absolute_error": "mae", "neg_mean_absolute_error": "mae",
-    "root_mean_squared_error": "rmse", "neg_root_mean_squared_error": "rmse",
-}  # fmt: skip
+"""Name -> how it is made, by what targets it is for. `explained`, a share of the loss, besides."""
 EXPLAINED: Final = "explained"
 NAMES: Final = ("auto", *METRICS, EXPLAINED, "a function")
 
@@ -114,32 +84,21 @@ def make_metric(
         function = copy.deepcopy(wanted).cpu() if isinstance(wanted, nn.Module) else wanted
         return _own(function_name(wanted), function, loss)
     terms = _terms(loss, train)
-    name = _default(loss, terms) if wanted == "auto" else _canonical(wanted)
+    name = _default(loss, terms) if wanted == "auto" else wanted
     if name == EXPLAINED:
         return _explained(loss, explainable_loss(loss, whole))
     if name not in METRICS:
         raise unknown_name("metric", wanted, NAMES)
-    readings, make = METRICS[name]
     if isinstance(terms, EsperError):
         raise EsperError(f"metric {name!r}: {terms}")
     reading = _reading(loss, terms)
-    if reading not in readings:
-        fitting = [other for other, (kinds, _) in METRICS.items() if reading in kinds]
+    if reading not in METRICS[name]:
+        fitting = [other for other, makers in METRICS.items() if reading in makers]
         raise EsperError(
             f"metric {name!r}: not for loss {loss.name!r}; give {', '.join(fitting)}, "
             f"{EXPLAINED} or a function"
         )
-    return make(name, terms, reading)
-
-
-def _canonical(name: str) -> str:
-    """The name of a metric, however it is written.
-
-    >>> _canonical("ROC-AUC"), _canonical("r2_score"), _canonical("mine")
-    ('roc_auc', 'r2', 'mine')
-    """
-    plain = name.lower().replace("-", "_").replace(" ", "_")
-    return ALIASES.get(plain, plain)
+    return METRICS[name][reading](name=name, reading=terms)
 
 
 def _terms(loss: TrainingLoss, train: Tensor) -> RowTerms | EsperError:
@@ -159,7 +118,7 @@ def _reading(loss: TrainingLoss, terms: RowTerms) -> Reading:
         return "classes"
     if isinstance(terms, NumberTerms):
         return "numbers"
-    return "multilabel" if terms.name == "multilabel" else "binary"
+    return "multilabel" if terms.multilabel else "binary"
 
 
 def _default(loss: TrainingLoss, terms: RowTerms | EsperError) -> str:
@@ -173,7 +132,7 @@ def _default(loss: TrainingLoss, terms: RowTerms | EsperError) -> str:
 def _explained(loss: TrainingLoss, constant_loss: float) -> Metric:
     """One minus the loss relative to that of the best constant prediction."""
     if isinstance(loss.terms, RowTerms):
-        terms = partial(forms.explained_terms, loss.terms, constant_loss)
+        terms = partial(forms.explained_terms, constant_loss)
         return forms.MeanMetric(name=EXPLAINED, reading=loss.terms, terms=terms, in_points=False)
     own = MemberFunction(loss.terms.function).function  # a copy, if it has weights
     if isinstance(own, nn.Module):

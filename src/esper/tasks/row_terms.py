@@ -92,6 +92,11 @@ class RowTerms(abc.ABC):
     _copies: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     """Weights by device and dtype, because captured graphs cannot copy from the host."""
 
+    @property
+    def multilabel(self) -> bool:
+        """Whether a sample has several labels, each yes or no."""
+        return self.name == "multilabel"
+
     def __post_init__(self) -> None:
         # Saved populations remember their loss by this name.
         object.__setattr__(self, "__qualname__", self.name)
@@ -100,9 +105,9 @@ class RowTerms(abc.ABC):
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return weighted losses `[R, B, ...]` and their weights; None: all 1."""
 
-    @abc.abstractmethod
     def correct(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return correct predictions `[R, B, ...]` as bool, and which count; None: all."""
+        raise EsperError(f"loss {self.name!r} has no accuracy: its metric is 'explained'")
 
     @abc.abstractmethod
     def constant_loss(self, targets: Tensor) -> float:
@@ -349,10 +354,6 @@ class NumberTerms(_PairedTerms):
         if self.name == "mae":
             return F.l1_loss(numbers, wanted, reduction="none"), None
         return F.huber_loss(numbers, wanted, reduction="none", delta=self.delta), None
-
-    def correct(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Numbers are never simply right."""
-        raise EsperError(f"loss {self.name!r} has no accuracy: its metric is 'explained'")
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a number is not finite."""

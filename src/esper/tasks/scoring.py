@@ -33,6 +33,8 @@ MAIN_PASSES: Final = 3
 SHADOW_PASSES: Final = 2
 """The suffix after a training seed runs forward and backward, without weight gradients."""
 
+LIFE_STEPS: Final = 14
+"""Steps of a seed's normal life: germinated 1, training 5, blending 3, holding 5."""
 SIZE_SCORE: Final = ScoreConstants(c_p=0.005, c_m=0.00125, c_f=0.002)
 """For tasks that are about how large a network should be. At a price of 1, twice the size must gain
 0.6 points of accuracy; over the prices of varied contexts, 0.06 to 2.5. Chosen on the records of
@@ -43,29 +45,22 @@ digits_tiny8, where there was more to decide than at four times as much (docs/au
 class Upkeep:
     """Cost per step of a live seed that is not permanent, charged in the reward.
 
-    A seed with `full_share` of the host's MACs pays the cap, a smaller one proportionally, a larger
-    one no more. The cap spreads a tenth of a good seed's gain over the steps of a normal life: it
-    discourages lingering seeds but never decides whether a good one is grown.
+    A seed with the host's MACs pays the cap, a smaller one proportionally, a larger one no more.
+    The cap spreads a tenth of a good seed's gain over the steps of a normal life: it discourages
+    lingering seeds but never decides whether a good one is grown.
     """
 
     good_gain: float = 0.05
     """Accuracy gained by a good seed (measured: 4 to 10 points on baseline hosts)."""
-    life_steps: int = 14
-    """Steps of a normal life: germinated 1, training 5, blending 3, holding 5."""
-    full_share: float = 1.0
-    """MACs relative to the host's at which a seed pays the cap."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.good_gain <= 1 or self.life_steps < 1 or self.full_share <= 0:
-            raise EsperError(
-                f"upkeep good_gain={self.good_gain} must be in 0..1, life_steps={self.life_steps} "
-                f"1 or more, full_share={self.full_share} above 0"
-            )
+        if not 0 <= self.good_gain <= 1:
+            raise EsperError(f"upkeep good_gain={self.good_gain}: must be in 0..1")
 
     @property
     def cap(self) -> float:
         """Maximum cost of one seed in one step."""
-        return 0.1 * self.good_gain / self.life_steps
+        return 0.1 * self.good_gain / LIFE_STEPS
 
 
 # ---- accuracy --------------------------------------------------------------------------------
@@ -80,8 +75,6 @@ def language_accuracy(loss_E: Floats | Doubles, vocab: int) -> Doubles:
     >>> language_accuracy(np.array([np.log(65), np.log(65) / 2, 0.0, np.nan]), vocab=65).tolist()
     [0.0, 0.5, 1.0, 0.0]
     """
-    if vocab < 2:
-        raise EsperError(f"vocab={vocab}: must be 2 or more")
     share_E = np.clip(1.0 - np.asarray(loss_E, dtype=np.float64) / math.log(vocab), 0.0, 1.0)
     return np.where(np.isfinite(loss_E), share_E, 0.0)
 
@@ -110,11 +103,6 @@ def score(
     `host_params`, `host_macs`: P0, M0. `flops_ratio_E`: training FLOPs relative to the host,
     from `TrainingFlops.ratio_E` or the compute clock. `price_E`: factor on all constants.
     """
-    if min(host_params, host_macs) < 1:
-        raise EsperError(
-            f"host_params={host_params}, host_macs={host_macs}: both must be 1 or more (MACs are "
-            f"known after the first batch)"
-        )
     rent_E = constants.rent(
         added(alpha_ES, params_ES) / host_params,
         added(alpha_ES, macs_ES) / host_macs,
@@ -148,8 +136,6 @@ def live_seeds(stage_ES: Codes) -> Ints:
 
 def live_mac_share(stage_ES: Codes, macs_ES: Ints, host_macs: int) -> Doubles:
     """Return the MACs of live seeds `[E]` relative to the host's, training ones included."""
-    if host_macs < 1:
-        raise EsperError(f"host_macs={host_macs}: known after the first batch, 1 or more")
     return np.asarray(np.where(IS_LIVE[stage_ES], macs_ES, 0).sum(axis=1) / host_macs)
 
 
@@ -159,8 +145,7 @@ def upkeep(live_mac_share_E: Doubles, live_seeds_E: Ints, rule: Upkeep) -> Doubl
     The cap applies to a member's seeds jointly: n seeds pay at most n caps, however their sizes
     differ.
     """
-    rate = rule.cap / rule.full_share
-    return np.asarray(np.minimum(rate * live_mac_share_E, rule.cap * live_seeds_E))
+    return np.asarray(rule.cap * np.minimum(live_mac_share_E, live_seeds_E))
 
 
 # ---- training FLOPs --------------------------------------------------------------------------
@@ -186,11 +171,6 @@ class TrainingFlops:
         self, members: int, host_macs: int, suffix_macs_S: Ints, episode_samples: int
     ) -> None:
         """`episode_samples`: training samples per member and episode."""
-        if min(members, host_macs, episode_samples) < 1:
-            raise EsperError(
-                f"members={members}, host_macs={host_macs}, episode_samples={episode_samples}: "
-                f"all must be 1 or more"
-            )
         self.host_macs = host_macs
         self.suffix_macs_S = np.asarray(suffix_macs_S, dtype=np.int64)
         self.episode_samples = episode_samples
@@ -213,12 +193,6 @@ class TrainingFlops:
 
         `stopped_E`: members that do not train any more.
         """
-        shape = (len(self.extra_E), len(self.suffix_macs_S))
-        if not (stage_ES.shape == alpha_ES.shape == macs_ES.shape == shape):
-            raise EsperError(
-                f"stages {stage_ES.shape}, alphas {alpha_ES.shape}, MACs {macs_ES.shape}: all must "
-                f"be {shape}, members x slots"
-            )
         blended_ES = np.where(alpha_ES > 0, macs_ES, 0)
         later_ES = blended_ES.sum(axis=1, keepdims=True) - np.cumsum(blended_ES, axis=1)
         shadow_ES = MAIN_PASSES * macs_ES + SHADOW_PASSES * (self.suffix_macs_S + later_ES)

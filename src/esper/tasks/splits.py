@@ -20,20 +20,16 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.tasks.task_data import TaskData, TaskPart
 
-SPLIT_SEED = 0
-"""Seed of the splits of tasks."""
 DISTINCT: Final = 0.5
 """Share of distinct samples from which copies are kept in one part."""
 LEAST_PER_CLASS: Final = 2
 """Mean number of samples per label from which integers are cut by class."""
 
 
-def stratified_indices(
-    labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED
-) -> tuple[Ints, ...]:
+def stratified_indices(labels_N: Ints, sizes: Sequence[int], seed: int = 0) -> tuple[Ints, ...]:
     """Return sorted indices of parts of exactly these sizes, then of the remainder.
 
-    Every part is stratified by class, to one sample.
+    Every part is stratified by class, to one sample. `seed`: that of tasks is always 0.
     """
     if min(sizes) < 1 or sum(sizes) >= len(labels_N):
         raise EsperError(
@@ -144,7 +140,7 @@ def _sizes(samples: int, shares: Sequence[float], left: int) -> list[int]:
 
 
 def split_blocks(
-    tokens_L: npt.NDArray[Any], length: int, counts: Sequence[int], seed: int = SPLIT_SEED
+    tokens_L: npt.NDArray[Any], length: int, counts: Sequence[int]
 ) -> tuple[npt.NDArray[Any], ...]:
     """Return `counts` blocks of `length` tokens per part, then the remaining ones, in text order.
 
@@ -157,7 +153,7 @@ def split_blocks(
             f"{sum(counts)} are needed for validation alone"
         )
     tokens_BL = tokens_L[: blocks * length].reshape(blocks, length)
-    order = np.random.default_rng(stream_seed(seed, "cut", "blocks")).permutation(blocks)
+    order = np.random.default_rng(stream_seed(0, "cut", "blocks")).permutation(blocks)
     pieces = np.split(order, np.cumsum(counts))
     return tuple(tokens_BL[np.sort(piece)] for piece in pieces)
 

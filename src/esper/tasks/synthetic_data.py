@@ -2,6 +2,7 @@
 
 Images come from `synthetic_images.py`, signals are such images of one row. Sequences come from a
 Markov chain in which each token has a few likely successors, so that there is something to learn.
+All are the same in every run.
 
 Shape letters: N sequences, T tokens, K successors.
 """
@@ -9,7 +10,8 @@ Shape letters: N sequences, T tokens, K successors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -27,67 +29,43 @@ LIKELY: Final = 0.9
 """Probability that the next token is one of them; otherwise it is uniform."""
 
 
-@dataclass(frozen=True, slots=True)
-class _SyntheticTokens:
-    """Creates the data of a synthetic language task when called."""
-
-    vocab: int
-    """Vocabulary size."""
-    context: int
-    """T: sequence length."""
-    train: int
-    """Training sequences."""
-    validation: int
-    """Sequences in each of val_control, val_score and test."""
-    seed: int = 0
-    """Determines all data."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("vocab", 2), ("context", 1), ("train", 1), ("validation", 1)):
-            if getattr(self, name) < least:
-                raise EsperError(f"synthetic {name}={getattr(self, name)}: must be {least} or more")
-
-    def __call__(self) -> TaskData:
-        generator = np.random.default_rng(stream_seed(self.seed, "synthetic", "successors"))
-        next_VK = generator.integers(0, self.vocab, (self.vocab, SUCCESSORS))
-        counts = (self.train, *(self.validation,) * 3)
-        parts = {
-            name: self._part(name, count, next_VK)
-            for name, count in zip(PARTS, counts, strict=True)
-        }
-        none = np.zeros(0, dtype=np.float32)
-        return TaskData(**parts, mean=none, std=none)
-
-    def _part(self, name: str, count: int, next_VK: Ints) -> TaskPart:
-        generator = np.random.default_rng(stream_seed(self.seed, "synthetic", name))
-        tokens_NT = generator.integers(0, self.vocab, (count, self.context + 1))
-        likely_NT = generator.random(tokens_NT.shape) < LIKELY
-        choice_NT = generator.integers(0, SUCCESSORS, tokens_NT.shape)
-        for at in range(1, self.context + 1):
-            successor_N = next_VK[tokens_NT[:, at - 1], choice_NT[:, at]]
-            tokens_NT[:, at] = np.where(likely_NT[:, at], successor_N, tokens_NT[:, at])
-        return TaskPart(tokens_NT[:, :-1].copy(), tokens_NT[:, 1:].copy())
+def _synthetic_tokens(vocab: int, context: int, train: int, validation: int) -> TaskData:
+    """Create sequences; `validation`: those in each of val_control, val_score and test."""
+    generator = np.random.default_rng(stream_seed(0, "synthetic", "successors"))
+    next_VK = generator.integers(0, vocab, (vocab, SUCCESSORS))
+    counts = (train, *(validation,) * 3)
+    parts = {
+        name: _tokens_of_part(name, count, context, next_VK)
+        for name, count in zip(PARTS, counts, strict=True)
+    }
+    none = np.zeros(0, dtype=np.float32)
+    return TaskData(**parts, mean=none, std=none)
 
 
-@dataclass(frozen=True, slots=True)
-class _SyntheticSignals:
-    """Creates the data of a synthetic signal task when called."""
+def _tokens_of_part(name: str, count: int, context: int, next_VK: Ints) -> TaskPart:
+    generator = np.random.default_rng(stream_seed(0, "synthetic", name))
+    tokens_NT = generator.integers(0, len(next_VK), (count, context + 1))
+    likely_NT = generator.random(tokens_NT.shape) < LIKELY
+    choice_NT = generator.integers(0, SUCCESSORS, tokens_NT.shape)
+    for at in range(1, context + 1):
+        successor_N = next_VK[tokens_NT[:, at - 1], choice_NT[:, at]]
+        tokens_NT[:, at] = np.where(likely_NT[:, at], successor_N, tokens_NT[:, at])
+    return TaskPart(tokens_NT[:, :-1].copy(), tokens_NT[:, 1:].copy())
 
-    images: SyntheticImages
-    """Images of height 1."""
 
-    def __call__(self) -> TaskData:
-        data = self.images()
-        parts = {name: getattr(data, name) for name in PARTS}
-        signals = {
-            name: TaskPart(part.inputs[:, :, 0].astype(np.float32), part.labels)
-            for name, part in parts.items()
-        }
-        return TaskData(**signals, mean=data.mean, std=data.std)
+def _synthetic_signals(images: SyntheticImages) -> TaskData:
+    """Create signals: images of height 1."""
+    data = images()
+    parts = {name: getattr(data, name) for name in PARTS}
+    signals = {
+        name: TaskPart(part.inputs[:, :, 0].astype(np.float32), part.labels)
+        for name, part in parts.items()
+    }
+    return TaskData(**signals, mean=data.mean, std=data.std)
 
 
 def with_synthetic_data(
-    spec: TaskSpec, train: int | None = None, validation: int | None = None, seed: int = 0
+    spec: TaskSpec, train: int | None = None, validation: int | None = None
 ) -> TaskSpec:
     """Return the task on synthetic data; sizes default to those of the real data."""
     nominal = _nominal_sizes(spec)
@@ -98,14 +76,13 @@ def with_synthetic_data(
     maker: Callable[[], TaskData]
     if len(spec.input_shape) == 3:
         channels, height, width = spec.input_shape
-        maker = SyntheticImages(spec.num_classes, channels, height, *sizes, seed, width)
+        maker = SyntheticImages(spec.num_classes, channels, height, *sizes, width=width)
     elif spec.topology == "signal" and len(spec.input_shape) == 2:
         channels, length = spec.input_shape
-        maker = _SyntheticSignals(
-            SyntheticImages(spec.num_classes, channels, 1, *sizes, seed, length)
-        )
+        images = SyntheticImages(spec.num_classes, channels, 1, *sizes, width=length)
+        maker = partial(_synthetic_signals, images)
     elif spec.topology == "transformer" and len(spec.input_shape) == 1:
-        maker = _SyntheticTokens(spec.num_classes, spec.input_shape[0], *sizes, seed)
+        maker = partial(_synthetic_tokens, spec.num_classes, spec.input_shape[0], *sizes)
     else:
         raise EsperError(
             f"task {spec.name}: no synthetic data for samples of {spec.input_shape} and a "

@@ -24,7 +24,7 @@ Shape letters: N rows, F columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -41,43 +41,31 @@ from esper.tasks.task_data import PARTS, TaskData, TaskPart
 
 CLASSES: Final = 10
 COLUMNS: Final = 10
+VALIDATION: Final = 800
+"""Rows in each of val_control, val_score and test, stratified."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ClusterTable:
-    """Creates a table of Gaussian clusters when called."""
+def _load_clusters() -> TaskData:
+    """A table of Gaussian clusters, with a standard deviation of about 1 each."""
+    from sklearn.datasets import make_classification
 
-    rows: int = 6400
-    """Of all parts together."""
-    validation: int = 800
-    """Rows in each of val_control, val_score and test, stratified."""
-    clusters: int = 4
-    """Per class."""
-    separation: float = 2.0
-    """Half the side of the cube; clusters have a standard deviation of about 1."""
-    seed: int = 0
-    """Determines all data."""
-
-    def __call__(self) -> TaskData:
-        from sklearn.datasets import make_classification
-
-        x_NF, y_N = make_classification(
-            n_samples=self.rows,
-            n_features=COLUMNS,
-            n_informative=COLUMNS,
-            n_redundant=0,
-            n_classes=CLASSES,
-            n_clusters_per_class=self.clusters,
-            class_sep=self.separation,
-            flip_y=0.0,
-            random_state=self.seed,
-        )
-        inputs, labels = x_NF.astype(np.float32), y_N.astype(np.int64)
-        test, rest = (
-            TaskPart(inputs[chosen], labels[chosen])
-            for chosen in stratified_indices(labels, (self.validation,))
-        )
-        return split_validation(rest, test, self.validation, partial(value_statistics, axes=(0,)))
+    x_NF, y_N = make_classification(
+        n_samples=6400,
+        n_features=COLUMNS,
+        n_informative=COLUMNS,
+        n_redundant=0,
+        n_classes=CLASSES,
+        n_clusters_per_class=4,
+        class_sep=2.0,  # half the side of the cube
+        flip_y=0.0,
+        random_state=0,
+    )
+    inputs, labels = x_NF.astype(np.float32), y_N.astype(np.int64)
+    test, rest = (
+        TaskPart(inputs[chosen], labels[chosen])
+        for chosen in stratified_indices(labels, (VALIDATION,))
+    )
+    return split_validation(rest, test, VALIDATION, partial(value_statistics, axes=(0,)))
 
 
 def _load_digit_rows() -> TaskData:
@@ -120,7 +108,7 @@ _CLUSTERS: Final = register_task(
     TaskSpec(
         name="clusters_tabular",
         description="Table of 10 columns, 10 classes of 4 clusters each, four blocks of width 12",
-        load_data=_ClusterTable(),
+        load_data=_load_clusters,
         host_factory=_HOST,
         topology="mlp",
         slots=_HOST.slots,

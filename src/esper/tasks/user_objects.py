@@ -65,7 +65,7 @@ class UserFiles:
         if path.suffix == ".npz":
             return _read_npz(path)
         if path.suffix == ".csv":
-            return _read_csv_table(path) if as_table else _read_csv(path)
+            return _read_csv(path, as_table)
         if not is_file_reference(reference):
             raise EsperError(f"{reference}: give {DATA_FORMS}")
         found = self.find(reference)
@@ -115,37 +115,34 @@ def _read_npz(path: Path) -> tuple[Any, Any]:
         raise EsperError(f"{path} cannot be read as .npz ({line})") from error
 
 
-def _read_csv(path: Path) -> tuple[Any, Any]:
+def _read_csv(path: Path, as_table: bool) -> tuple[Any, Any]:
     """Numbers `[N, F]`, and the last column as labels: integers, numbers or words.
 
-    A first row that holds no numbers is taken for names.
+    `as_table`: columns by name instead, of numbers or of text; empty cells are None.
     """
     import numpy as np
 
-    _, rows = _csv_rows(path)
+    names, rows = _csv_rows(path)
+    labels = _labels([row[-1].strip() for row in rows])
+    if as_table:
+        cells = zip(*(row[:-1] for row in rows), strict=True)
+        return dict(zip(names[:-1], map(_column, cells), strict=True)), labels
     for number, row in enumerate(rows, 1):
         bad = [cell for cell in row[:-1] if not _is_number(cell)]
         if bad:
             raise EsperError(
                 f"{path} row {number}: {bad[0]!r} is not a number; --categorical auto encodes text"
             )
-    x = np.array([row[:-1] for row in rows], dtype=np.float64).astype(np.float32)
-    return x, _labels([row[-1].strip() for row in rows])
+    return np.array([row[:-1] for row in rows], dtype=np.float64).astype(np.float32), labels
 
 
-def _read_csv_table(path: Path) -> tuple[dict[str, Any], Any]:
-    """Columns by name, of numbers or of text, and the last one as labels; empty cells are None."""
+def _column(cells: tuple[str, ...]) -> Any:
     import numpy as np
 
-    names, rows = _csv_rows(path)
-    columns = dict[str, Any]()
-    for name, cells in zip(names[:-1], zip(*(row[:-1] for row in rows), strict=True), strict=True):
-        words = [cell.strip() for cell in cells]
-        if all(_is_number(word) for word in words if word):
-            columns[name] = np.array([float(word or "nan") for word in words])
-        else:
-            columns[name] = np.array([word or None for word in words], dtype=object)
-    return columns, _labels([row[-1].strip() for row in rows])
+    words = [cell.strip() for cell in cells]
+    if all(_is_number(word) for word in words if word):
+        return np.array([float(word or "nan") for word in words])
+    return np.array([word or None for word in words], dtype=object)
 
 
 def _csv_rows(path: Path) -> tuple[list[str], list[list[str]]]:

@@ -23,7 +23,6 @@ from esper.kasmina.rows.rows import RowPlan, RowTable
 from esper.kasmina.training.scaling import MemberScaler
 from esper.kasmina.training.training import TrainBatch
 from esper.leyline.arrays import Bools, Ints
-from esper.leyline.errors import EsperError
 from esper.tasks.objectives import Merit
 
 
@@ -230,10 +229,6 @@ def _add_rows(
 ) -> Tensor:
     """Add loss and merit of a batch to the totals; returns the merit `[R, B]`."""
     rows, batch = logits.shape[:2]
-    if target.shape[:2] != (1, batch):
-        raise EsperError(
-            f"validation targets of shape {tuple(target.shape)}: expected [1, {batch}, ...]"
-        )
     target_R = target.expand(rows, *target.shape[1:])
     merit_RB = merit(logits, target_R)
     totals.loss_R += population.loss(logits, target_R) * batch

@@ -8,14 +8,14 @@ With n seeds, a coalition is an n-bit code; bit j is set if the j-th seed (in ex
 on. Code 2**n - 1 is the member itself.
 
 Shape letters: E members, R rows, S slots; G members with equally many seeds, J their seeds,
-L coalitions in a draft, M sampled permutations, K = J + 1 coalitions along a permutation.
+L coalitions of a group, M sampled permutations, K = J + 1 coalitions along a permutation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -60,31 +60,39 @@ class CounterfactualConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CoalitionGroup:
-    """Members with the same number of blended seeds, and the rows of their coalitions."""
+    """Coalitions of the members with the same number of blended seeds.
+
+    Columns of L: all seeds, no seed, each seed left out; the body (all coalitions by code, or those
+    along sampled permutations); each pair left out.
+    """
 
     member_G: Ints
     slot_GJ: Ints
     """Slots of their seeds."""
-    without_GJ: Ints
-    """Row without that seed."""
-    without_both_GJJ: Ints
-    """Row without either of two seeds; -1 where it is not evaluated."""
-    every_GL: Ints | None
-    """Row of every coalition, by code; None if coalitions are sampled."""
-    chains: _PermutationChains | None
-    """None if every coalition is evaluated."""
+    code_GL: Ints
+    required_GL: Bools
+    """False for coalitions used only if another column evaluates them anyway."""
+    order_GM2J: Ints | None = None
+    """The seed that joins between one coalition and the next of a permutation, each followed by its
+    reverse; None: every coalition is evaluated."""
+    kept_GM: Bools | None = None
+    """Pairs of permutations within the budget; always a prefix."""
+    row_GL: Ints | None = None
+    """Row of each column, -1 where it is not evaluated; None: not assigned yet."""
 
+    @property
+    def seeds(self) -> int:
+        """J."""
+        return int(self.slot_GJ.shape[1])
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _PermutationChains:
-    """Sampled permutations in which seeds join one by one, each with its reverse."""
-
-    row_GM2K: Ints
-    """Rows from no seed to all seeds; invalid where not kept."""
-    order_GM2J: Ints
-    """The seed that joins between one row and the next."""
-    kept_GM: Bools
-    """Pairs within the budget; always a prefix."""
+    @property
+    def rows(self) -> tuple[Ints, Ints, Ints]:
+        """Rows without each seed `[G, J]`, of the body, and without each pair `[G, J, J]`."""
+        assert self.row_GL is not None, "assigned by `plan_coalitions`"
+        one_GJ, body_GL, pair_GL = np.split(
+            self.row_GL[:, 2:], [self.seeds, -self.seeds * self.seeds], axis=1
+        )
+        return one_GJ, body_GL, pair_GL.reshape(-1, self.seeds, self.seeds)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,28 +124,11 @@ class CoalitionPlan:
         """Members with at least one seed whose coalitions are all evaluated."""
         exact_E = np.zeros(self.members, dtype=np.bool_)
         for group in self.groups:
-            exact_E[group.member_G] = group.every_GL is not None
+            exact_E[group.member_G] = group.order_GM2J is None
         return exact_E
 
 
 # ---- planning -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Draft:
-    """Coalitions of a group before rows are assigned.
-
-    Columns of L: all seeds, no seed, each seed left out; the body (all coalitions, or those along
-    permutations); each pair left out.
-    """
-
-    member_G: Ints
-    slot_GJ: Ints
-    code_GL: Ints
-    required_GL: Bools
-    """False for coalitions used only if another column evaluates them anyway."""
-    order_GM2J: Ints | None
-    kept_GM: Bools | None
 
 
 def plan_coalitions(
@@ -153,38 +144,36 @@ def plan_coalitions(
             f"member {seeds_E.argmax()} has {seeds_E.max()} blended seeds: counterfactuals support "
             f"at most {MAX_SEEDS}; set a seed_budget"
         )
-    drafts = []
+    groups = []
     for count in np.unique(seeds_E[seeds_E > 0]).tolist() if due else []:
         member_G = np.flatnonzero(seeds_E == count)
         slot_GJ = np.argsort(~blended_ES[member_G], axis=1, kind="stable")[:, :count]
         if count <= EXACT_SEEDS or 1 << count <= config.budget:
-            drafts.append(_draft_all(member_G, slot_GJ))
+            groups.append(_all_coalitions(member_G, slot_GJ))
         else:
             path = ("round", round_index, "counterfactual", "step", step)
             names_G = population.member_ids[member_G]
-            drafts.append(_draft_sampled(member_G, names_G, slot_GJ, config.budget, seed, path))
-    table, rows = _assign_rows(life, drafts)
-    groups = tuple(_group(draft, row_GL) for draft, row_GL in zip(drafts, rows, strict=True))
-    return CoalitionPlan(table, due, seeds_E.astype(np.int64), len(life.slots), groups)
+            groups.append(_sampled(member_G, names_G, slot_GJ, config.budget, seed, path))
+    table, planned = _assign_rows(life, groups)
+    return CoalitionPlan(table, due, seeds_E.astype(np.int64), len(life.slots), planned)
 
 
-def _draft_all(member_G: Ints, slot_GJ: Ints) -> _Draft:
-    """Draft all coalitions."""
+def _all_coalitions(member_G: Ints, slot_GJ: Ints) -> _CoalitionGroup:
     seeds = slot_GJ.shape[1]
     code_L = np.concatenate([_base_codes(seeds), np.arange(1 << seeds), _pair_codes(seeds)])
     code_GL = np.tile(code_L, (len(member_G), 1))
-    return _Draft(member_G, slot_GJ, code_GL, np.ones_like(code_GL, dtype=np.bool_), None, None)
+    return _CoalitionGroup(member_G, slot_GJ, code_GL, np.ones_like(code_GL, dtype=np.bool_))
 
 
-def _draft_sampled(
+def _sampled(
     member_G: Ints,
     names_G: Ints,
     slot_GJ: Ints,
     budget: int,
     seed: int,
     path: tuple[str | int, ...],
-) -> _Draft:
-    """Draft leave-one-out coalitions and as many antithetic permutation pairs as fit.
+) -> _CoalitionGroup:
+    """Leave-one-out coalitions and as many antithetic permutation pairs as fit.
 
     `names_G`: numbers of the members in the names of their random streams.
     """
@@ -222,7 +211,7 @@ def _draft_sampled(
         axis=1,
     )
     order_GM2J = np.stack([order_GMJ, order_GMJ[..., ::-1]], axis=2)
-    return _Draft(member_G, slot_GJ, code_GL, required_GL, order_GM2J, kept_GM)
+    return _CoalitionGroup(member_G, slot_GJ, code_GL, required_GL, order_GM2J, kept_GM)
 
 
 def _base_codes(seeds: int) -> Ints:
@@ -250,11 +239,13 @@ def _first_occurrence(code_GL: Ints) -> Ints:
     return first_GL
 
 
-def _assign_rows(life: Lifecycle, drafts: Sequence[_Draft]) -> tuple[RowTable, list[Ints]]:
-    """Assign a row to each distinct coalition; returns the table and each draft's rows."""
-    firsts = [_first_occurrence(draft.code_GL) for draft in drafts]
-    pairs = zip(drafts, firsts, strict=True)
-    found = [_new_rows(draft, first_GL, len(life.slots)) for draft, first_GL in pairs]
+def _assign_rows(
+    life: Lifecycle, groups: Sequence[_CoalitionGroup]
+) -> tuple[RowTable, tuple[_CoalitionGroup, ...]]:
+    """Assign a row to each distinct coalition; returns the table and the groups with their rows."""
+    firsts = [_first_occurrence(group.code_GL) for group in groups]
+    pairs = zip(groups, firsts, strict=True)
+    found = [_new_rows(group, first_GL, len(life.slots)) for group, first_GL in pairs]
     none = (np.zeros(0, dtype=np.int64), np.zeros((0, len(life.slots)), dtype=np.bool_))
     member_N = np.concatenate([none[0], *(members for members, _ in found)])
     off_NS = np.concatenate([none[1], *(off for _, off in found)])
@@ -273,49 +264,34 @@ def _assign_rows(life: Lifecycle, drafts: Sequence[_Draft]) -> tuple[RowTable, l
         shadow_R=np.zeros(life.members + len(member_N), dtype=np.bool_),
     )
     ends = np.cumsum([len(members) for members, _ in found], dtype=np.int64)
-    rows = np.split(row_N, ends[:-1]) if drafts else []
-    return table, [_row_of_columns(*parts) for parts in zip(drafts, firsts, rows, strict=True)]
+    rows = np.split(row_N, ends[:-1]) if groups else []
+    return table, tuple(
+        replace(group, row_GL=_row_of_columns(group, first_GL, row_GN))
+        for group, first_GL, row_GN in zip(groups, firsts, rows, strict=True)
+    )
 
 
-def _is_new(draft: _Draft, first_GL: Ints) -> Bools:
+def _is_new(group: _CoalitionGroup, first_GL: Ints) -> Bools:
     """Columns that need a new row; column 0 is the member's own row."""
     column_L = np.arange(first_GL.shape[1])
-    return np.asarray(draft.required_GL & (first_GL == column_L) & (column_L > 0))
+    return np.asarray(group.required_GL & (first_GL == column_L) & (column_L > 0))
 
 
-def _new_rows(draft: _Draft, first_GL: Ints, slots: int) -> tuple[Ints, Bools]:
+def _new_rows(group: _CoalitionGroup, first_GL: Ints, slots: int) -> tuple[Ints, Bools]:
     """Member of each new row, and the slots it turns off."""
-    g_N, l_N = np.nonzero(_is_new(draft, first_GL))
-    seeds = draft.slot_GJ.shape[1]
-    off_NJ = (draft.code_GL[g_N, l_N][:, None] >> np.arange(seeds)) & 1 == 0
+    g_N, l_N = np.nonzero(_is_new(group, first_GL))
+    off_NJ = (group.code_GL[g_N, l_N][:, None] >> np.arange(group.seeds)) & 1 == 0
     off_NS = np.zeros((len(g_N), slots), dtype=np.bool_)
-    np.put_along_axis(off_NS, draft.slot_GJ[g_N], off_NJ, axis=1)
-    return draft.member_G[g_N], off_NS
+    np.put_along_axis(off_NS, group.slot_GJ[g_N], off_NJ, axis=1)
+    return group.member_G[g_N], off_NS
 
 
-def _row_of_columns(draft: _Draft, first_GL: Ints, row_N: Ints) -> Ints:
-    """Row of each column of a draft; -1 if it has none."""
+def _row_of_columns(group: _CoalitionGroup, first_GL: Ints, row_N: Ints) -> Ints:
+    """Row of each column of a group; -1 if it has none."""
     own_GL = np.full_like(first_GL, -1)
-    own_GL[:, 0] = draft.member_G
-    own_GL[_is_new(draft, first_GL)] = row_N
+    own_GL[:, 0] = group.member_G
+    own_GL[_is_new(group, first_GL)] = row_N
     return np.take_along_axis(own_GL, first_GL, axis=1)
-
-
-def _group(draft: _Draft, row_GL: Ints) -> _CoalitionGroup:
-    group, seeds = draft.slot_GJ.shape
-    body_GL = row_GL[:, 2 + seeds : -seeds * seeds]
-    chains = None
-    if draft.order_GM2J is not None and draft.kept_GM is not None:
-        row_GM2K = body_GL.reshape(group, -1, 2, seeds + 1)
-        chains = _PermutationChains(row_GM2K, draft.order_GM2J, draft.kept_GM)
-    return _CoalitionGroup(
-        member_G=draft.member_G,
-        slot_GJ=draft.slot_GJ,
-        without_GJ=row_GL[:, 2 : 2 + seeds],
-        without_both_GJJ=row_GL[:, -seeds * seeds :].reshape(group, seeds, seeds),
-        every_GL=body_GL if chains is None else None,
-        chains=chains,
-    )
 
 
 # ---- attribution --------------------------------------------------------------------------
@@ -336,15 +312,7 @@ def attribute(
     from the merit.
     """
     totals = [merit_R, gain_R, gain_square_R] + ([] if loss_R is None else [loss_R])
-    for total_R in totals:
-        if np.shape(total_R) != (plan.table.rows,) or samples < 1:
-            raise EsperError(
-                f"totals of shape {np.shape(total_R)} over {samples} samples: expected shape "
-                f"({plan.table.rows},) and at least 1 sample"
-            )
-    broken_R = ~np.isfinite(merit_R)
-    for total_R in totals[1:]:
-        broken_R |= ~np.isfinite(total_R)
+    broken_R = ~np.isfinite(totals).all(axis=0)
     broken_E = np.bincount(plan.table.member_R, broken_R, minlength=plan.members) > 0
     value_R = np.where(broken_R, np.nan, merit_R / samples)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -356,8 +324,9 @@ def attribute(
     )
     for group in plan.groups:
         at = (group.member_G[:, None], group.slot_GJ)
-        contribution_ES[at] = mean_R[group.without_GJ]
-        error_ES[at] = error_R[group.without_GJ]
+        without_GJ, _, _ = group.rows
+        contribution_ES[at] = mean_R[without_GJ]
+        error_ES[at] = error_R[without_GJ]
         shapley_ES[at] = _shapley(group, value_R)
         interaction_ES[at] = _interactions(group, value_R)
     for values_ES in (contribution_ES, error_ES, shapley_ES, interaction_ES):
@@ -382,17 +351,16 @@ def _gaps(plan: CoalitionPlan, broken_E: Bools) -> Codes:
 
 def _shapley(group: _CoalitionGroup, value_R: Doubles) -> Doubles:
     """Shapley values: mean gain when a seed joins, over all or the sampled orders."""
-    if group.every_GL is not None:
-        weight_LJ = _shapley_weights(group.slot_GJ.shape[1])
-        terms_GLJ = value_R[group.every_GL][:, :, None] * weight_LJ
+    _, body_GL, _ = group.rows
+    if group.order_GM2J is None or group.kept_GM is None:
+        terms_GLJ = value_R[body_GL][:, :, None] * _shapley_weights(group.seeds)
         return np.asarray(terms_GLJ.sum(axis=1))
-    chains = group.chains
-    assert chains is not None, "a group has every coalition, or chains"
-    joining_GM2J = np.diff(value_R[chains.row_GM2K], axis=-1)
-    joining_GM2J = np.where(chains.kept_GM[:, :, None, None], joining_GM2J, 0.0)
+    row_GM2K = body_GL.reshape(len(body_GL), -1, 2, group.seeds + 1)
+    joining_GM2J = np.diff(value_R[row_GM2K], axis=-1)
+    joining_GM2J = np.where(group.kept_GM[:, :, None, None], joining_GM2J, 0.0)
     by_seed_GM2J = np.empty_like(joining_GM2J)
-    np.put_along_axis(by_seed_GM2J, chains.order_GM2J, joining_GM2J, axis=-1)
-    return np.asarray(by_seed_GM2J.sum(axis=(1, 2)) / (2 * chains.kept_GM.sum(axis=1))[:, None])
+    np.put_along_axis(by_seed_GM2J, group.order_GM2J, joining_GM2J, axis=-1)
+    return np.asarray(by_seed_GM2J.sum(axis=(1, 2)) / (2 * group.kept_GM.sum(axis=1))[:, None])
 
 
 @lru_cache(maxsize=16)
@@ -408,10 +376,10 @@ def _shapley_weights(seeds: int) -> Doubles:
 
 def _interactions(group: _CoalitionGroup, value_R: Doubles) -> Floats:
     """Per seed i: sum over j of v(all) - v(-i) - v(-j) + v(-i-j); NaN if one is unknown."""
+    without_GJ, _, without_both_GJJ = group.rows
     all_G11 = value_R[group.member_G][:, None, None]
-    one_GJ = value_R[group.without_GJ]
-    both_GJJ = value_R[group.without_both_GJJ]
-    both_GJJ = np.where(group.without_both_GJJ < 0, np.nan, both_GJJ)
+    one_GJ = value_R[without_GJ]
+    both_GJJ = np.where(without_both_GJJ < 0, np.nan, value_R[without_both_GJJ])
     pair_GJJ = all_G11 - one_GJ[:, :, None] - one_GJ[:, None, :] + both_GJJ
-    itself_JJ = np.eye(group.slot_GJ.shape[1], dtype=np.bool_)
+    itself_JJ = np.eye(group.seeds, dtype=np.bool_)
     return np.asarray(np.where(itself_JJ, 0.0, pair_GJJ).sum(axis=2), dtype=np.float32)

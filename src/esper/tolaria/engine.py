@@ -244,7 +244,6 @@ class VectorizedEngine:
             device_seconds=device_seconds,
             plan_decisions=planned,
             round_context=self.context.round,
-            member_contexts=self.context.members,
         )
         if stopped or self.step == length:
             self.end_episode()

@@ -9,6 +9,7 @@ Shape letters: T steps, E members, S slots.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -156,13 +157,8 @@ class EpisodeTracker:
         members, slots = len(score_E), signals.slots
         nan_E = np.full(members, np.nan)
         nobody_E = np.zeros(members, dtype=np.bool_)
-        contribution_ES = slots.contribution_ES.astype(np.float64)
         inputs = RewardInputs(
-            round_index=signals.round_index,
             step=0,
-            episode_length=signals.episode_length,
-            host_params=self.host_params,
-            host_macs=self.host_macs,
             score_E=score_E.copy(),
             score_before_E=score_before_E,
             accuracy_E=self.accuracy_TE[0].copy(),
@@ -172,16 +168,9 @@ class EpisodeTracker:
             added_params_E=added(slots.alpha_ES, slots.params_ES),
             added_macs_E=added(slots.alpha_ES, slots.macs_ES),
             live_mac_share_E=np.zeros(members),
-            stage_ES=slots.stage_ES,
             stage_before_ES=slots.stage_ES,
-            steps_in_stage_ES=slots.steps_in_stage_ES,
             steps_in_stage_before_ES=slots.steps_in_stage_ES,
-            alpha_ES=slots.alpha_ES,
-            contribution_ES=contribution_ES,
-            contribution_before_ES=contribution_ES,
-            contribution_se_ES=slots.contribution_se_ES.astype(np.float64),
-            actions=actions,
-            outcome=outcome,
+            contribution_before_ES=slots.contribution_ES.astype(np.float64),
             rolled_back_E=nobody_E,
             snapshot_score_E=nan_E,
             snapshot_accuracy_E=nan_E,
@@ -189,8 +178,28 @@ class EpisodeTracker:
             snapshot_params_E=nan_E,
             truncated_E=nobody_E,
             planning=True,
+            **self._observed(signals, actions, outcome),
         )
         return read_only(inputs)
+
+    def _observed(
+        self, signals: TrainingSignals, actions: ActionSpec, outcome: ActionOutcome
+    ) -> dict[str, Any]:
+        """What reward inputs take over from the observation and the action."""
+        slots = signals.slots
+        return {
+            "round_index": signals.round_index,
+            "episode_length": signals.episode_length,
+            "host_params": self.host_params,
+            "host_macs": self.host_macs,
+            "stage_ES": slots.stage_ES,
+            "steps_in_stage_ES": slots.steps_in_stage_ES,
+            "alpha_ES": slots.alpha_ES,
+            "contribution_ES": slots.contribution_ES.astype(np.float64),
+            "contribution_se_ES": slots.contribution_se_ES.astype(np.float64),
+            "actions": actions,
+            "outcome": outcome,
+        }
 
     def reward_inputs(
         self,
@@ -207,11 +216,7 @@ class EpisodeTracker:
         start = (self._baseline_row_E, member_E)
         members = len(member_E)
         inputs = RewardInputs(
-            round_index=signals.round_index,
             step=step,
-            episode_length=signals.episode_length,
-            host_params=self.host_params,
-            host_macs=self.host_macs,
             score_E=self.score_TE[row].copy(),
             score_before_E=self.score_TE[start],
             accuracy_E=self.accuracy_TE[row].copy(),
@@ -221,26 +226,19 @@ class EpisodeTracker:
             added_params_E=self.added_params_TE[row].copy(),
             added_macs_E=added(validated.alpha_ES, validated.macs_ES),
             live_mac_share_E=live_mac_share(validated.stage_ES, validated.macs_ES, self.host_macs),
-            stage_ES=now.stage_ES,
             stage_before_ES=before.stage_ES,
-            steps_in_stage_ES=now.steps_in_stage_ES,
             steps_in_stage_before_ES=before.steps_in_stage_ES,
-            alpha_ES=now.alpha_ES,
-            contribution_ES=now.contribution_ES.astype(np.float64),
             contribution_before_ES=before.contribution_ES.astype(np.float64),
-            contribution_se_ES=now.contribution_se_ES.astype(np.float64),
-            actions=actions,
-            outcome=outcome,
             rolled_back_E=governor.rolled_back_E,
             truncated_E=np.full(members, truncated),
-            planning=False,
+            **self._observed(signals, actions, outcome),
             **self._snapshot_values(governor),
         )
         restored_E = np.where(governor.rolled_back_E, governor.snapshot_step_E + 1, row)
         self._baseline_row_E, self._baseline_slots = restored_E.astype(np.int64), now
         return read_only(inputs)
 
-    def _snapshot_values(self, governor: GovernorVerdicts) -> dict[str, Doubles]:
+    def _snapshot_values(self, governor: GovernorVerdicts) -> dict[str, Any]:
         """Metrics at the snapshot of rolled-back members; NaN for the others.
 
         The score is the governor's, which uses chance instead of NaN for a fresh host.

@@ -19,17 +19,14 @@ Shape letters: E members, W losses remembered.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from esper.kasmina.population import Population
 from esper.kasmina.snapshot import MemberSnapshots
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
-from esper.leyline.errors import EsperError
 from esper.leyline.signals import GovernorVerdicts, PanicKind
 from esper.tasks.spec import TaskSpec
 
@@ -59,25 +56,6 @@ class GovernorConfig:
     snapshot_steps: int = 5
     """Good steps (no strike, no panic) between snapshots."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_window <= self.window:
-            raise EsperError(
-                f"governor min_window={self.min_window}: must be from 1 to window={self.window}"
-            )
-        for name in ("spike_steps", "snapshot_steps"):
-            if getattr(self, name) < 1:
-                raise EsperError(f"governor {name}={getattr(self, name)}: must be 1 or more")
-        for name in ("spike_deviations", "min_deviation"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise EsperError(
-                    f"governor {name}={getattr(self, name)}: must be finite and 0 or more"
-                )
-        if not 0 <= self.collapse_share < self.learnt_share < 1:
-            raise EsperError(
-                f"governor collapse_share={self.collapse_share}, learnt_share={self.learnt_share}: "
-                f"must satisfy 0 <= collapse_share < learnt_share < 1"
-            )
-
 
 WITHOUT_SPIKES: Final = GovernorConfig(spike_deviations=1e6)
 """Members panic only over non-finite values and collapsed accuracy."""
@@ -99,8 +77,6 @@ class TolariaGovernor:
         self, population: Population, chance: float, config: GovernorConfig | None = None
     ) -> None:
         """`chance`: accuracy of random guessing, in [0, 1)."""
-        if not 0 <= chance < 1:
-            raise EsperError(f"governor chance={chance}: must be from 0 to below 1")
         self.config = config or GovernorConfig()
         self.chance = chance
         self._snapshots = MemberSnapshots(population)
@@ -127,7 +103,6 @@ class TolariaGovernor:
 
         A non-finite score (broken data) is replaced by chance.
         """
-        score_E = self._per_member("score_E", score_E).astype(np.float64)
         self._reset_state()
         self._snapshots.clear()
         all_E = np.ones(self._members, dtype=np.bool_)
@@ -148,15 +123,6 @@ class TolariaGovernor:
         time. `gradients_finite_E` covers what affects the member's output (`healthy_members`); a
         non-finite seed that is still in TRAINING is handled by the gates.
         """
-        if not self._snapshots.taken_E.all():
-            raise EsperError("the governor has no snapshots: call reset(score_E) first")
-        train_loss_E = self._per_member("train_loss_E", train_loss_E)
-        val_loss_E = self._per_member("val_loss_E", val_loss_E)
-        accuracy_E = self._per_member("accuracy_E", accuracy_E)
-        gradients_finite_E = self._per_member("gradients_finite_E", gradients_finite_E).astype(
-            np.bool_
-        )
-        score_E = self._per_member("score_E", score_E).astype(np.float64)
         limit_E = self._loss_limits()
         above_E = val_loss_E > limit_E  # False where either is NaN
         self.strikes_E = np.where(above_E, self.strikes_E + 1, 0)
@@ -185,8 +151,6 @@ class TolariaGovernor:
         Fossilising does not change the output, so this step's score is still valid. Without a
         finite score there is no snapshot, and a rollback would undo the fossilisation.
         """
-        score_E = self._per_member("score_E", score_E).astype(np.float64)
-        fossilized_E = self._per_member("fossilized_E", fossilized_E).astype(np.bool_)
         self._snapshot(fossilized_E & np.isfinite(score_E), step, score_E)
 
     def after_restarts(self, restarted_E: Bools) -> None:
@@ -256,16 +220,6 @@ class TolariaGovernor:
         self.snapshot_step_E[mask_E] = step
         self.snapshot_score_E[mask_E] = score_E[mask_E]
         self._good_steps_E[mask_E] = 0
-
-    def _per_member(self, name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """Convert to an array of shape `[E]`; raises on another shape."""
-        array = np.asarray(values)
-        if array.shape != (self._members,):
-            raise EsperError(
-                f"governor {name}: shape {array.shape}, expected ({self._members},): one value "
-                f"per member"
-            )
-        return array
 
 
 def _medians(values_NW: Doubles) -> Doubles:

@@ -14,7 +14,6 @@ from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.population import Population
 from esper.leyline.actions import NO_SLOT
 from esper.leyline.arrays import Doubles, Floats, Ints, read_only
-from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import StepPhase
 from esper.leyline.signals import Counterfactuals, GovernorVerdicts, SlotReports, TrainingSignals
@@ -35,8 +34,7 @@ class Observer:
     def __init__(self, env: ParallelEnvState, episode_length: int, context: ContextState) -> None:
         """The population must have run a forward pass, which determines the sizes at its slots."""
         population = env.model
-        if population.probe is None:
-            raise EsperError("Observer needs the sizes at the slots: run population.forward first")
+        assert population.probe is not None  # the engine runs a forward pass first
         self.env, self.population = env, population
         self.episode_length = episode_length
         self.context = context

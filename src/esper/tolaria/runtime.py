@@ -125,8 +125,6 @@ class CUDATimer:
         self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self.seconds: dict[str, float] = {}
         """Seconds of completed spans by name; on a GPU as of the last `collect`."""
-        self.spans: dict[str, int] = {}
-        """Number of completed spans by name."""
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -153,14 +151,8 @@ class CUDATimer:
             self._add(name, first.elapsed_time(last) / 1000.0)
         return dict(self.seconds)
 
-    @property
-    def pending(self) -> int:
-        """Number of spans not completed as of the last `collect`."""
-        return len(self._pending)
-
     def _add(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self.spans[name] = self.spans.get(name, 0) + 1
 
 
 @contextlib.contextmanager

@@ -31,6 +31,9 @@ from esper.leyline.stage_masks import IS_OCCUPIED
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, Gate, SeedStage
 
 _P = TypeVar("_P", bound=SlotPayload)
+_Column = npt.NDArray[np.generic]
+_Places = tuple[Ints, ...]
+"""Members and slots of the occurrences."""
 
 SlotCallback = Callable[[SlotPayload], None]
 """Receives slot events, once per step and kind."""
@@ -69,18 +72,39 @@ class SlotEventCollector:
         born_ES = life.births_ES != self._births_ES
         moved_ES = now.stage_ES != self._last.stage_ES
         if born_ES.any():
-            self._pending.append(self._germinated(born_ES, now))
+            at = np.nonzero(born_ES)
+            tempo_N, curve_N = life.tempo_ES[at], life.curve_ES[at]
+            self._pending.append(
+                _columns(SeedGerminated, now, at, tempo_N=tempo_N, alpha_curve_N=curve_N)
+            )
         if moved_ES.any():
-            self._pending.append(_changed(moved_ES, self._last, now, int(counted)))
-            fossil_ES = moved_ES & (now.stage_ES == SeedStage.FOSSILIZED)
-            pruned_ES = IS_OCCUPIED[self._last.stage_ES] & ~IS_OCCUPIED[now.stage_ES]
-            if fossil_ES.any():
-                self._pending.append(_fossilized(fossil_ES, now))
-            if pruned_ES.any():
-                cause_ES = np.where(now.stage_ES == SeedStage.DORMANT, PruneCause.RESTART, cause)
-                self._pending.append(_pruned(pruned_ES, self._last, cause_ES))
+            self._collect_moves(moved_ES, now, cause, int(counted))
         self._last, self._births_ES = now, life.births_ES.copy()
         return now
+
+    def _collect_moves(
+        self, moved_ES: Bools, now: SlotReports, cause: PruneCause, steps_since: int
+    ) -> None:
+        """Collect stage changes; pruned seeds as they were reported before."""
+        last, at = self._last, np.nonzero(moved_ES)
+        self._pending.append(
+            _columns(
+                SeedStageChanged,
+                now,
+                at,
+                stage_before_N=last.stage_ES[at],
+                stage_after_N=now.stage_ES[at],
+                steps_in_stage_N=last.steps_in_stage_ES[at] + steps_since,
+            )
+        )
+        at = np.nonzero(moved_ES & (now.stage_ES == SeedStage.FOSSILIZED))
+        if at[0].size:
+            self._pending.append(_columns(SeedFossilized, now, at))
+        at = np.nonzero(IS_OCCUPIED[last.stage_ES] & ~IS_OCCUPIED[now.stage_ES])
+        if at[0].size:
+            cause_ES = np.where(now.stage_ES == SeedStage.DORMANT, PruneCause.RESTART, cause)
+            gone = {"stage_before_N": last.stage_ES[at], "cause_N": cause_ES[at].astype(np.int8)}
+            self._pending.append(_columns(SeedPruned, last, at, **gone))
 
     def collect_gate_results(self, signals: GateSignals) -> None:
         """Collect the results of all gates; no-op unless `gate_events` is set."""
@@ -93,20 +117,16 @@ class SlotEventCollector:
             here_ES = (life.stage_ES == stage) & ~life.pruning_ES
             gate_ES[here_ES] = gate
             passed_ES |= here_ES & life.gate_open(gate)
-        member_N, slot_N = np.nonzero(gate_ES >= 0)
-        if member_N.size:
-            at = (member_N, slot_N)
+        at = np.nonzero(gate_ES >= 0)
+        if at[0].size:
             self._pending.append(
-                SeedGateEvaluated(
-                    member_N=member_N,
-                    slot_N=slot_N,
+                _columns(
+                    SeedGateEvaluated,
+                    signals,
+                    at,
                     gate_N=gate_ES[at],
                     passed_N=passed_ES[at],
-                    host_loss_N=signals.host_loss_E[member_N],
-                    shadow_loss_N=signals.shadow_loss_ES[at],
-                    grad_norm_N=signals.grad_norm_ES[at],
-                    contribution_N=signals.contribution_ES[at],
-                    contribution_se_N=signals.contribution_se_ES[at],
+                    host_loss_N=signals.host_loss_E[at[0]],
                 )
             )
 
@@ -121,64 +141,16 @@ class SlotEventCollector:
                     callback(merged)
         self._pending.clear()
 
-    def _germinated(self, mask_ES: Bools, now: SlotReports) -> SeedGerminated:
-        life = self.population.lifecycle
-        at = np.nonzero(mask_ES)
-        return SeedGerminated(
-            member_N=at[0],
-            slot_N=at[1],
-            blueprint_N=now.blueprint_ES[at],
-            style_N=now.style_ES[at],
-            tempo_N=life.tempo_ES[at],
-            alpha_target_N=now.alpha_target_ES[at],
-            alpha_curve_N=life.curve_ES[at],
-            params_N=now.params_ES[at],
-            macs_N=now.macs_ES[at],
-        )
 
-
-def _changed(
-    mask_ES: Bools, last: SlotReports, now: SlotReports, steps_since: int
-) -> SeedStageChanged:
-    at = np.nonzero(mask_ES)
-    return SeedStageChanged(
-        member_N=at[0],
-        slot_N=at[1],
-        blueprint_N=now.blueprint_ES[at],
-        stage_before_N=last.stage_ES[at],
-        stage_after_N=now.stage_ES[at],
-        steps_in_stage_N=last.steps_in_stage_ES[at] + steps_since,
-        alpha_N=now.alpha_ES[at],
-    )
-
-
-def _fossilized(mask_ES: Bools, now: SlotReports) -> SeedFossilized:
-    at = np.nonzero(mask_ES)
-    return SeedFossilized(
-        member_N=at[0],
-        slot_N=at[1],
-        blueprint_N=now.blueprint_ES[at],
-        age_N=now.age_ES[at],
-        contribution_N=now.contribution_ES[at],
-        contribution_se_N=now.contribution_se_ES[at],
-        params_N=now.params_ES[at],
-        macs_N=now.macs_ES[at],
-    )
-
-
-def _pruned(mask_ES: Bools, last: SlotReports, cause_ES: Ints) -> SeedPruned:
-    """Event of pruned seeds, from the reports before the removal."""
-    at = np.nonzero(mask_ES)
-    return SeedPruned(
-        member_N=at[0],
-        slot_N=at[1],
-        blueprint_N=last.blueprint_ES[at],
-        stage_before_N=last.stage_ES[at],
-        cause_N=cause_ES[at].astype(np.int8),
-        age_N=last.age_ES[at],
-        contribution_N=last.contribution_ES[at],
-        contribution_se_N=last.contribution_se_ES[at],
-    )
+def _columns(
+    kind: type[_P], source: SlotReports | GateSignals, at: _Places, **given: _Column
+) -> _P:
+    """Event of the slots at these (members, slots): column `x_N`, if not given, is `x_ES`."""
+    columns = {"member_N": at[0], "slot_N": at[1], **given}
+    for name in (field.name for field in fields(kind)):
+        if name not in columns:
+            columns[name] = getattr(source, f"{name.removesuffix('_N')}_ES")[at]
+    return kind(**columns)  # type: ignore[arg-type]
 
 
 def _concatenate(payloads: Sequence[_P]) -> _P:
@@ -186,7 +158,7 @@ def _concatenate(payloads: Sequence[_P]) -> _P:
     if len(payloads) == 1:
         return payloads[0]
     kind = type(payloads[0])
-    columns: dict[str, npt.NDArray[np.generic]] = {
+    columns: dict[str, _Column] = {
         f.name: np.concatenate([getattr(payload, f.name) for payload in payloads])
         for f in fields(kind)
     }

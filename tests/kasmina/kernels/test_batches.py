@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.tasks.spec import Augmentation
 from esper.tolaria import SharedBatchIterator
-from esper.tolaria.data import AUGMENTATIONS
 from kernel_support import DEVICE, INTERPRETED, choose_kernels, examples, require_kernels
 
 require_kernels()
@@ -51,7 +53,7 @@ def assert_same(found: list, expected: list) -> None:
     batch=st.integers(1, 3),
     per_step=st.integers(1, 2),
     kind=st.sampled_from([np.uint8, np.float32]),
-    augmentation=st.sampled_from(AUGMENTATIONS),
+    augmentation=st.sampled_from(get_args(Augmentation)),
     each=st.booleans(),
     seed=st.integers(0, 99),
 )

@@ -113,7 +113,7 @@ def test_rewards_for_seeds_pay_nothing_for_waiting(mode, waiting):
 @pytest.fixture(scope="module")
 def planted():
     """Permanent seeds from the start; one member's host is scrambled."""
-    return run(None, lambda reward: StaticTopology.final({"r0c1": "conv_heavy"}, reward))
+    return run(None, lambda reward: StaticTopology({"r0c1": "conv_heavy"}, reward))
 
 
 @pytest.mark.parametrize("mode", ["simplified", "basic_plus"])

@@ -36,6 +36,7 @@ from esper.simic.telemetry.anomaly import (
     handle_telemetry_escalation,
 )
 from esper.simic.telemetry.round_totals import MaskStats
+from event_files import read_event
 from payload_support import build
 
 Kind = AnomalyKind
@@ -437,7 +438,7 @@ def test_one_event_per_anomaly_in_the_order_of_the_report():
         assert {(e.type, e.round_index, e.step) for e in events} == {
             (TelemetryEventType.ANOMALY_DETECTED, 4, step)
         }
-        assert [type(e).from_json_dict(e.to_json_dict()) for e in events] == events
+        assert [read_event(e.to_json_dict()) for e in events] == events
 
 
 def test_nothing_wrong_or_nobody_there_is_no_event():

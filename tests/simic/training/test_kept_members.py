@@ -34,7 +34,7 @@ def engine_of(members: int = 4) -> VectorizedEngine:
 
 
 def run_rounds(kept: KeptMembers, rounds: int, engine: VectorizedEngine) -> list[EpisodeOutcome]:
-    policy = StaticTopology.final({"r0c0": "norm", "r0c2": "conv_light"}, None)
+    policy = StaticTopology({"r0c0": "norm", "r0c2": "conv_light"}, None)
     outcomes = []
     for _ in range(rounds):
         outcomes.append(engine.run_rollout(policy).outcome)

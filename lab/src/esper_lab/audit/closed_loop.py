@@ -35,7 +35,6 @@ from esper.tamiyo.scripted import (
     first_applicable,
     legal_slots,
     nearest_allowed,
-    require_mask,
     require_one_of,
 )
 
@@ -128,7 +127,6 @@ class ClosedLoop(ScriptedPolicy):
 
     def reset_state(self, policy_state: ClosedLoopState, reset_E: Bools) -> ClosedLoopState:
         """Forget what was measured of the reset members."""
-        require_mask(reset_E, len(policy_state.accuracy_EW))
         return _forget(policy_state, reset_E)
 
     def act(

@@ -12,7 +12,6 @@ import numpy as np
 from esper.growing.topologies import Topology
 from esper.leyline.arrays import Bools
 from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
-from esper.tamiyo.scripted import require_mask
 
 GERMINATE_AT: Final = 1
 """Step of the first germination; one slot follows per step."""
@@ -44,5 +43,4 @@ class GrownTopologies(FixedSchedule):
 
     def reset_state(self, policy_state: Bools, reset_E: Bools) -> Bools:
         """Grow the topology of the reset members again."""
-        require_mask(reset_E, len(policy_state))
         return np.where(reset_E[:, None], self._done_EN, policy_state)

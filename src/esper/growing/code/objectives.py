@@ -157,7 +157,7 @@ def _constant_loss(metric: Metric) -> float | None:
     if metric.name != "explained" or not isinstance(metric, MeanMetric):
         return None
     assert isinstance(metric.terms, partial)
-    return float(metric.terms.args[1])
+    return float(metric.terms.args[0])
 
 
 def _class_lines(name: str, reading: Any, imports: Imports) -> list[str]:

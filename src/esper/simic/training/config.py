@@ -81,11 +81,11 @@ class TaskConfig:
 
     def applied_to(self, spec: TaskSpec) -> TaskSpec:
         """Apply these changes to a task that is not looked up by name."""
-        from esper.tasks.host_shapes import parse_host_shape, with_host_shape
+        from esper.tasks.host_shapes import with_host_shape
         from esper.tasks.synthetic_data import with_synthetic_data
 
         if self.host is not None:
-            spec = with_host_shape(spec, parse_host_shape(self.host))
+            spec = with_host_shape(spec, self.host)
         for blueprint in self.blueprints:
             if blueprint not in spec.blueprints:
                 raise unknown_name("blueprint", blueprint, spec.blueprints, f"of {spec.name}")
