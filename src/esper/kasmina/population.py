@@ -580,17 +580,12 @@ class Population:
 
     def parameters_E(self) -> Ints:
         """Parameter count `[E]` of each member's export: host and blended seeds."""
-        blended = np.where(self.lifecycle.alpha_ES > 0, self._seed_sizes()[0], 0)
+        blended = np.where(self.lifecycle.alpha_ES > 0, self.slot_reports().params_ES, 0)
         return np.asarray(self.network.host.parameters_per_member + blended.sum(axis=1))
 
     def macs_E(self) -> Ints:
         """Multiply-accumulates per sample `[E]` of each member's export."""
         if self.probe is None:
             raise EsperError("MACs are known after the first batch: they depend on the input size")
-        blended = np.where(self.lifecycle.alpha_ES > 0, self._seed_sizes()[1], 0)
+        blended = np.where(self.lifecycle.alpha_ES > 0, self.slot_reports().macs_ES, 0)
         return np.asarray(self.probe.host_macs + blended.sum(axis=1))
-
-    def _seed_sizes(self) -> tuple[Ints, Ints]:
-        """Parameters and MACs `[E, S]` of the seed in each slot, 0 if empty."""
-        life = self.lifecycle
-        return self.seed_sizes.per_slot(life.blueprint_ES, life.style_ES, self.probe)
