@@ -386,7 +386,8 @@ class Population:
             trace = trace_shapes(self.network, x[0])
             probe = self.probe or probe_host(self.network, x[0], trace)
             for slot, kind in self._banks_in_use():
-                probe_seed(self.network, trace.slot_shapes, slot, kind)
+                template = self.network.bank(slot, kind).template
+                probe_seed(self.network, template, trace.slot_shapes[slot], slot, kind)
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
             ends = torch.cat([x[0, :1], x[0, -1:]])

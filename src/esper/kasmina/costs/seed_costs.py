@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.costs.probe import HostProbe, probe_template
+from esper.kasmina.costs.probe import HostProbe, probe_seed
 from esper.kasmina.layers.counting import count_parameters, flop_counter
 from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.lifecycle.caps import SeedCosts
@@ -76,7 +76,7 @@ class SeedSizes:
         key = (kind, shape)
         if key not in cache:
             template = self.network.seed_template(slot, blueprint)
-            cache[key] = probe_template(self.network, template, shape, slot, blueprint)
+            cache[key] = probe_seed(self.network, template, shape, slot, blueprint)
         return cache[key]
 
     def per_slot(
