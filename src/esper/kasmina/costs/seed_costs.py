@@ -125,10 +125,10 @@ class SeedSizes:
         """`[S, K]`: positions by which a seed widens the receptive field along one axis."""
         network = self.network
         out = np.zeros(network.fits_SK.shape, dtype=np.float32)
-        for slot, kind in np.argwhere(network.fits_SK).tolist():
-            cache, key = self._cache(slot, kind, self._fields, _KNOWN_FIELDS)
+        for slot, kind in np.argwhere(network.fits_SK):
+            cache, key = self._cache(int(slot), int(kind), self._fields, _KNOWN_FIELDS)
             if key not in cache:
-                cache[key] = _receptive_gain(network.seed_template(slot, kind))
+                cache[key] = _receptive_gain(network.seed_template(int(slot), int(kind)))
             out[slot, kind] = cache[key]
         return out
 
