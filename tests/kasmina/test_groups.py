@@ -1,26 +1,27 @@
-"""Every parameter belongs to exactly one optimiser group at every moment, and acts like it."""
+"""Every parameter trains at one rate at every moment, or not at all."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Hashable
+
 import pytest
 import torch
 
 from esper.kasmina import OptimConfig, Population
 from esper.kasmina.stacked.store import ParameterStore
-from esper.kasmina.training.training import ParameterGroup
+from esper.kasmina.training.training import GATE_KEY, HOST_KEY
 from esper.leyline import BlendStyle, SeedStage
 from support import KINDS, batch, bring_to, make_population, pass_step
 
 KIND = 1  # conv_light
 STYLES = [("cnn", BlendStyle.ADD)] + [(kind, BlendStyle.GATE) for kind in KINDS]
 EXPECTED = {
-    SeedStage.GERMINATED: ParameterGroup.FROZEN,
-    SeedStage.TRAINING: ParameterGroup.SEED,
-    SeedStage.BLENDING: ParameterGroup.SEED,
-    SeedStage.HOLDING: ParameterGroup.SEED,
-    SeedStage.FOSSILIZED: ParameterGroup.FOSSIL,
-    SeedStage.PRUNED: ParameterGroup.FROZEN,
+    SeedStage.GERMINATED: "frozen",
+    SeedStage.TRAINING: "seed",
+    SeedStage.BLENDING: "seed",
+    SeedStage.HOLDING: "seed",
+    SeedStage.FOSSILIZED: "static",
+    SeedStage.PRUNED: "frozen",
 }
 
 
@@ -41,28 +42,32 @@ def with_seed(
     return population
 
 
-def stores_of(population: Population) -> dict[str, ParameterStore]:
-    """Owner -> store, as `Trainer.groups` names them."""
-    slot, network = population.slots[1], population.network
-    stores = {"host": network.host}
-    stores |= {f"{slot}/{population.blueprints[k]}": bank for (_, k), bank in network.banks.items()}
-    return stores | {f"{slot}/blend_gate": gate for gate in network.gates.values()}
+def stores_of(population: Population) -> dict[Hashable, ParameterStore]:
+    """Key of the optimiser -> store."""
+    network = population.network
+    gates = {(slot, GATE_KEY): store for slot, store in network.gates.items()}
+    return {HOST_KEY: network.host, **network.banks, **gates}
+
+
+def groups_of(population: Population) -> dict[Hashable, list[str]]:
+    """Key of a store of seeds -> how it is trained in each member."""
+    masks = population.trainer.masks()
+    found = {key: ["frozen"] * population.members for key in stores_of(population)}
+    del found[HOST_KEY]
+    for key, active_E, static_E in zip(masks.keys, masks.active_ME, masks.static_ME, strict=True):
+        assert not (static_E & ~active_E).any()
+        for member in active_E.nonzero()[0]:
+            found[key][member] = "static" if static_E[member] else "seed"
+    return found
 
 
 @pytest.mark.parametrize(("kind", "style"), STYLES)
 @pytest.mark.parametrize("stage", list(EXPECTED))
 def test_each_parameter_is_in_exactly_one_group(stage, kind, style):
     population = with_seed(stage, style, kind)
-    groups = population.trainer.groups()
-    stores = stores_of(population)
-    assert len(stores) == (3 if style is BlendStyle.GATE else 2)
-    assert set(groups) == {(o, n) for o, store in stores.items() for n in store.shapes}
-    for (owner, _), group_E in groups.items():
-        assert np.isin(group_E, [int(g) for g in ParameterGroup]).all()
-        if owner == "host":
-            assert (group_E == ParameterGroup.HOST).all()
-        else:
-            assert group_E.tolist() == [ParameterGroup.FROZEN, EXPECTED[stage]]
+    groups = groups_of(population)
+    assert len(groups) == (2 if style is BlendStyle.GATE else 1)
+    assert all(group_E == ["frozen", EXPECTED[stage]] for group_E in groups.values())
 
 
 @pytest.mark.parametrize(
@@ -78,15 +83,14 @@ def test_a_parameter_moves_if_and_only_if_its_group_trains(stage, kind, style, l
     population = with_seed(stage, style, kind, optim=OptimConfig(kind=law, weight_decay=0.1))
     stores = stores_of(population)
     for owner, store in stores.items():
-        if owner != "host":
+        if owner != HOST_KEY:
             store.flat_EP.detach()[0] = 0.5  # no seed stands there, but decay would move it
     before = {owner: store.flat_EP.detach().clone() for owner, store in stores.items()}
-    groups = population.trainer.groups()
+    groups = groups_of(population) | {HOST_KEY: ["host", "host"]}
     population.train_batch(*batch(2, kind=kind))
     for owner, store in stores.items():
         moved = (store.flat_EP.detach() != before[owner]).any(dim=1)
-        group_E = next(g for (o, _), g in groups.items() if o == owner)
-        assert moved.tolist() == (group_E != ParameterGroup.FROZEN).tolist(), owner
+        assert moved.tolist() == [group != "frozen" for group in groups[owner]], owner
 
 
 def test_gate_of_a_seed_with_another_style_is_left_alone():

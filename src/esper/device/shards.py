@@ -210,11 +210,16 @@ class Shards:
             text = " ".join(str(error).split())
             if not _is_transport_error(error, text):
                 raise
-            reason = shorten(_SOURCE_LINE.sub("", text).partition(". ")[0], 160)
             raise LostRankError(
                 f"rank {self.rank} of {self.size} ({socket.gethostname()}) lost contact with the "
-                f"others ({reason}): the first error of another rank says why"
+                f"others ({transport_reason(error)}): the first error of another rank says why"
             ) from error
+
+
+def transport_reason(error: RuntimeError) -> str:
+    """Return what the transport says, short."""
+    text = " ".join(str(error).split())
+    return shorten(_SOURCE_LINE.sub("", text).partition(". ")[0], 160)
 
 
 def _is_transport_error(error: RuntimeError, text: str) -> bool:

@@ -386,7 +386,8 @@ class Population:
             trace = trace_shapes(self.network, x[0])
             probe = self.probe or probe_host(self.network, x[0], trace)
             for slot, kind in self._banks_in_use():
-                probe_seed(self.network, trace.slot_shapes, slot, kind)
+                template = self.network.bank(slot, kind).template
+                probe_seed(self.network, template, trace.slot_shapes[slot], slot, kind)
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
             ends = torch.cat([x[0, :1], x[0, -1:]])
@@ -580,17 +581,12 @@ class Population:
 
     def parameters_E(self) -> Ints:
         """Parameter count `[E]` of each member's export: host and blended seeds."""
-        blended = np.where(self.lifecycle.alpha_ES > 0, self._seed_sizes()[0], 0)
+        blended = np.where(self.lifecycle.alpha_ES > 0, self.slot_reports().params_ES, 0)
         return np.asarray(self.network.host.parameters_per_member + blended.sum(axis=1))
 
     def macs_E(self) -> Ints:
         """Multiply-accumulates per sample `[E]` of each member's export."""
         if self.probe is None:
             raise EsperError("MACs are known after the first batch: they depend on the input size")
-        blended = np.where(self.lifecycle.alpha_ES > 0, self._seed_sizes()[1], 0)
+        blended = np.where(self.lifecycle.alpha_ES > 0, self.slot_reports().macs_ES, 0)
         return np.asarray(self.probe.host_macs + blended.sum(axis=1))
-
-    def _seed_sizes(self) -> tuple[Ints, Ints]:
-        """Parameters and MACs `[E, S]` of the seed in each slot, 0 if empty."""
-        life = self.lifecycle
-        return self.seed_sizes.per_slot(life.blueprint_ES, life.style_ES, self.probe)

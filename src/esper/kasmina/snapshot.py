@@ -10,7 +10,6 @@ Shape letters: E members, S slots, N members chosen.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
@@ -22,8 +21,7 @@ from torch import Tensor
 from esper.device.upload import upload
 from esper.kasmina.population import Population
 from esper.kasmina.stacked.store import ParameterStore
-from esper.kasmina.training.optim import StackedOptimizer
-from esper.kasmina.training.training import GATE_KEY, HOST_KEY
+from esper.kasmina.training.training import StoreRef
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
@@ -37,40 +35,15 @@ _CLOCKS: Final = ("births_ES", "age_ES", "steps_in_stage_ES")
 Arrays = dict[str, npt.NDArray[np.generic]]
 
 
-@dataclass(frozen=True, slots=True)
-class _StoreRef:
-    """One store of a population, and which slot and blueprint it belongs to."""
-
-    name: str
-    key: Hashable
-    store: ParameterStore
-    optimizer: StackedOptimizer
-    slot: int | None
-    """None for the host."""
-    blueprint: int | None
-    """None for the host and for gates."""
-
-    def owners_E(self, permanent_ES: Bools, arrays: Mapping[str, npt.NDArray[np.generic]]) -> Bools:
-        """Return the members with a permanent seed in this store (all, for the host)."""
-        if self.slot is None:
-            return np.ones(len(permanent_ES), dtype=np.bool_)
-        if self.blueprint is None:
-            here = arrays["style_ES"][:, self.slot] == BlendStyle.GATE
-        else:
-            here = arrays["blueprint_ES"][:, self.slot] == self.blueprint
-        return np.asarray(permanent_ES[:, self.slot] & here)
-
-
-def _store_refs(population: Population) -> list[_StoreRef]:
-    """Return the host, every bank and every gate bank."""
-    network, trainer = population.network, population.trainer
-    seeds, slots, names = trainer.seed_optimizer, population.slots, population.blueprints
-    refs = [_StoreRef("host", HOST_KEY, network.host, trainer.host_optimizer, None, None)]
-    for (s, k), bank in network.banks.items():
-        refs.append(_StoreRef(f"bank/{slots[s]}/{names[k]}", (s, k), bank, seeds, s, k))
-    for s, gates in network.gates.items():
-        refs.append(_StoreRef(f"gate/{slots[s]}", (s, GATE_KEY), gates, seeds, s, None))
-    return refs
+def _owners_E(ref: StoreRef, permanent_ES: Bools, arrays: Arrays) -> Bools:
+    """Return the members with a permanent seed in a store (all, for the host)."""
+    if ref.slot is None:
+        return np.ones(len(permanent_ES), dtype=np.bool_)
+    if ref.blueprint is None:
+        here = arrays["style_ES"][:, ref.slot] == BlendStyle.GATE
+    else:
+        here = arrays["blueprint_ES"][:, ref.slot] == ref.blueprint
+    return np.asarray(permanent_ES[:, ref.slot] & here)
 
 
 @dataclass(slots=True)
@@ -88,12 +61,12 @@ class _StoreCopy:
         fixed = {name: torch.zeros_like(value) for name, value in store.fixed.items()}
         return cls(torch.zeros_like(store.flat_EP.detach()), fixed)
 
-    def take(self, ref: _StoreRef, index_N: Tensor) -> None:
+    def take(self, ref: StoreRef, index_N: Tensor) -> None:
         """Copy rows from the store."""
         _copy_rows(self.values_EP, ref.store.flat_EP.detach(), index_N)
         for name, value in ref.store.fixed.items():
             _copy_rows(self.fixed[name], value, index_N)
-        current = ref.optimizer.state.get(ref.key, {})
+        current = ref.state
         for name, value in current.items():
             if name not in self.moments:
                 self.moments[name] = torch.zeros_like(value)
@@ -101,7 +74,7 @@ class _StoreCopy:
         for name in self.moments.keys() - current.keys():
             self.moments[name].index_fill_(0, index_N, 0)
 
-    def restore(self, ref: _StoreRef, index_N: Tensor) -> None:
+    def restore(self, ref: StoreRef, index_N: Tensor) -> None:
         """Copy rows back into the store."""
         _copy_rows(ref.store.flat_EP.detach(), self.values_EP, index_N)
         for name, value in ref.store.fixed.items():
@@ -145,8 +118,8 @@ class MemberSnapshots:
         self.permanent_ES[mask_E] = _STATIC[life.stage_ES[mask_E]]
         for name, now in self._arrays_now().items():
             self._arrays[name][mask_E] = now[mask_E]
-        for ref in _store_refs(self.population):
-            rows_E = mask_E & ref.owners_E(self.permanent_ES, self._arrays)
+        for ref in self.population.trainer.stores():
+            rows_E = mask_E & _owners_E(ref, self.permanent_ES, self._arrays)
             if rows_E.any():
                 if ref.name not in self._copies:
                     self._copies[ref.name] = _StoreCopy.zeros(ref.store)
@@ -165,8 +138,8 @@ class MemberSnapshots:
             raise EsperError(f"member {member} has no snapshot to restore: take one first")
         uprooted_ES = self._restore_lifecycle(mask_E)
         all_gone = self._index(mask_E)  # of most banks: one upload for them
-        for ref in _store_refs(self.population):
-            kept_E = mask_E & ref.owners_E(self.permanent_ES, self._arrays)
+        for ref in self.population.trainer.stores():
+            kept_E = mask_E & _owners_E(ref, self.permanent_ES, self._arrays)
             gone_E = mask_E & ~kept_E
             if kept_E.any():
                 self._copies[ref.name].restore(ref, self._index(kept_E))
@@ -219,11 +192,11 @@ def finite_members(population: Population) -> Tensor:
     arrays = population.lifecycle.arrays()
     permanent_ES = _STATIC[population.lifecycle.stage_ES]
     largest, owned = [], []
-    for ref in _store_refs(population):
-        owners_E = ref.owners_E(permanent_ES, arrays)
+    for ref in population.trainer.stores():
+        owners_E = _owners_E(ref, permanent_ES, arrays)
         if not owners_E.any():
             continue
-        moments = ref.optimizer.state.get(ref.key, {}).values()
+        moments = ref.state.values()
         for tensor in (ref.store.flat_EP.detach(), *ref.store.fixed.values(), *moments):
             if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
                 each = tensor.reshape(population.members, -1)

@@ -131,7 +131,6 @@ def _executor_lines(config: _Doctor) -> list[str]:
         "profile exact: vmap if the host can be vmapped, but on a CPU loop for large images",
         f"executor sharded: {_sharded_line()}",
         f"kernels: {_kernel_line(engine)}",
-        *_fused_lines(engine),
         f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
@@ -165,20 +164,6 @@ def _kernel_line(engine: VectorizedEngine) -> str:
     used = "torch" if choice is None else choice.executor.kernels
     whose = {"own": "ours", "fused": "ours with fused blocks", "torch": "torch's"}[used]
     return f"{whose} for members, ours for batches and updates"
-
-
-def _fused_lines(engine: VectorizedEngine) -> list[str]:
-    """Blocks of the task that one kernel computes, if that is asked for; empty without a GPU."""
-    if engine.device.type != "cuda" or engine.env.model.network.topology != "cnn":
-        return []
-    from esper.kasmina.costs.block_report import block_lines
-    from esper.kasmina.ops.kernels.compiled import unsupported_reason
-
-    problem = unsupported_reason(engine.device)
-    if problem is not None:
-        return [f"fused blocks: none, {problem}"]
-    x_EB, _ = next(engine.batches.step(0))
-    return block_lines(engine.env.model.network, x_EB[0, :1].float())
 
 
 def _data_lines(config: _Doctor) -> list[str]:

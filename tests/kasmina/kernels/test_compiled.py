@@ -6,14 +6,10 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from block_support import TASK_SHAPES, shape
 from esper.device.kernel_cache import CACHE_VARIABLE, cache_folder
 from esper.device.nvrtc import CompileError, find_nvrtc
-from esper.kasmina import Population
-from esper.kasmina.costs.block_report import block_lines
-from esper.kasmina.hosts.cnn import CNNHost
 from esper.kasmina.ops.kernels import compiled
 from esper.kasmina.ops.kernels.block_plan import plan
 
@@ -114,17 +110,3 @@ def test_nvrtc_compiles_a_block_and_says_what_is_wrong_with_a_source():
 @pytest.mark.parametrize("block", TASK_SHAPES, ids=lambda s: s.line())
 def test_nvrtc_compiles_every_shape_of_our_tasks(block):
     assert compiled.machine_code(plan(block), "sm_90", find_nvrtc())[:4] == b"\x7fELF"
-
-
-def test_the_report_names_every_block_of_hosts_and_seeds():
-    population = Population(
-        lambda: CNNHost(10, n_blocks=4), ["r0c0", "r0c1", "r0c2", "r0c3"], ["norm"], 1
-    )
-    fused, others = block_lines(population.network, torch.zeros(1, 3, 32, 32))
-    assert fused == (
-        "fused blocks: 3->8 at 32x32, 8->16 at 16x16, 16->32 at 8x8, "
-        "8->8 at 32x32, 16->16 at 16x16, 32->32 at 8x8"
-    )
-    assert others == (
-        "not fused: 32->64 at 4x4 (more than 32 channels), 64->64 at 4x4 (more than 32 channels)"
-    )

@@ -104,14 +104,6 @@ def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
 
 
 def probe_seed(
-    network: StackedNetwork, slot_shapes: Sequence[tuple[int, ...]], slot: int, blueprint: int
-) -> int:
-    """Return the MACs of one seed per sample; raises if it does not keep the slot's shape."""
-    template = network.bank(slot, blueprint).template
-    return probe_template(network, template, slot_shapes[slot], slot, blueprint)
-
-
-def probe_template(
     network: StackedNetwork,
     template: nn.Module,
     slot_shape: tuple[int, ...],

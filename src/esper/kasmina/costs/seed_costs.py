@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.costs.probe import HostProbe, probe_template
+from esper.kasmina.costs.probe import HostProbe, probe_seed
 from esper.kasmina.layers.counting import count_parameters, flop_counter
 from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.lifecycle.caps import SeedCosts
@@ -41,17 +41,15 @@ class SeedSizes:
         self._params: _Counts = {}
         self._macs: _Counts = {}
         self._fields: _Counts = {}
-        self._asked: tuple[bytes, bytes, HostProbe | None] | None = None
-        self._sizes: tuple[Ints, Ints] = np.zeros(0, np.int64), np.zeros(0, np.int64)
-        """What `per_slot` was asked last, and the answer."""
         self._counted_with: HostProbe | None = None
         slots, blueprints = network.fits_SK.shape
         self._params_SK: Ints = np.full((slots, blueprints + 1), -1, dtype=np.int64)
         """Of the seeds that `per_slot` has counted with that probe; -1: none yet. The last column
         is that of NO_BLUEPRINT (-1)."""
         self._macs_SK: Ints = np.zeros_like(self._params_SK)
-        gates = [self.gate_params(slot) for slot in range(len(network.slots))]
-        self._gate_params_S: Ints = np.array(gates, dtype=np.int64)
+        widths = [spec.channels for spec in network.slots]
+        self._gate_params_S: Ints = 2 * np.array(widths, dtype=np.int64)
+        """Parameters that blend style GATE adds: a weight and a bias per channel."""
 
     def _cache(
         self, slot: int, blueprint: int, own: _Counts, known: _Counts
@@ -69,10 +67,6 @@ class SeedSizes:
             cache[key] = count_parameters(self.network.seed_template(slot, blueprint))
         return cache[key]
 
-    def gate_params(self, slot: int) -> int:
-        """Parameters that blend style GATE adds: a weight and a bias per channel."""
-        return 2 * self.network.slots[slot].channels
-
     def macs(self, slot: int, blueprint: int, probe: HostProbe | None) -> int:
         """MACs of a seed per sample; 0 before the first input."""
         if probe is None:
@@ -82,29 +76,13 @@ class SeedSizes:
         key = (kind, shape)
         if key not in cache:
             template = self.network.seed_template(slot, blueprint)
-            cache[key] = probe_template(self.network, template, shape, slot, blueprint)
-        return cache[key]
-
-    def receptive_field(self, slot: int, blueprint: int) -> int:
-        """Positions by which a seed widens the receptive field along one axis."""
-        cache, key = self._cache(slot, blueprint, self._fields, _KNOWN_FIELDS)
-        if key not in cache:
-            cache[key] = _receptive_gain(self.network.seed_template(slot, blueprint))
+            cache[key] = probe_seed(self.network, template, shape, slot, blueprint)
         return cache[key]
 
     def per_slot(
         self, blueprint_ES: Ints, style_ES: Codes, probe: HostProbe | None
     ) -> tuple[Ints, Ints]:
         """Parameters and MACs `[E, S]` of the seed in each slot, gate included; 0 if empty."""
-        asked = (blueprint_ES.tobytes(), style_ES.tobytes(), probe)
-        if asked != self._asked:  # several times a step for the same seeds
-            self._asked, self._sizes = asked, self._sizes_of(blueprint_ES, style_ES, probe)
-        params_ES, macs_ES = self._sizes
-        return params_ES.copy(), macs_ES.copy()
-
-    def _sizes_of(
-        self, blueprint_ES: Ints, style_ES: Codes, probe: HostProbe | None
-    ) -> tuple[Ints, Ints]:
         held_ES = blueprint_ES != NO_BLUEPRINT
         at = (np.arange(blueprint_ES.shape[1]), blueprint_ES)
         self._count(held_ES, blueprint_ES, probe)
@@ -148,7 +126,10 @@ class SeedSizes:
         network = self.network
         out = np.zeros(network.fits_SK.shape, dtype=np.float32)
         for slot, kind in np.argwhere(network.fits_SK):
-            out[slot, kind] = self.receptive_field(int(slot), int(kind))
+            cache, key = self._cache(int(slot), int(kind), self._fields, _KNOWN_FIELDS)
+            if key not in cache:
+                cache[key] = _receptive_gain(network.seed_template(int(slot), int(kind)))
+            out[slot, kind] = cache[key]
         return out
 
 

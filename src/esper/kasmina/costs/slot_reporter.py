@@ -21,11 +21,8 @@ class SlotReporter:
         """The last reports, and the state of the slots that they are of."""
 
     def reports(self, life: Lifecycle, probe: HostProbe | None) -> SlotReports:
-        """Return the state of every slot of every member; the same object until it changes.
-
-        States are compared by content, because callers write into the arrays of a lifecycle.
-        """
-        state = _state_of(life, probe)
+        """Return the state of every slot of every member; the same object until it changes."""
+        state = probe, *life.content()
         if self._reports is None or state != self._state:
             self._state, self._reports = state, self._make(life, probe)
         return self._reports
@@ -53,14 +50,3 @@ class SlotReporter:
             contribution_se_ES=life.signals.contribution_se_ES.copy(),
         )
         return read_only(reports)
-
-
-def _state_of(life: Lifecycle, probe: HostProbe | None) -> tuple[object, ...]:
-    """Return everything that a report is made of."""
-    arrays = (
-        life.stage_ES, life.blueprint_ES, life.style_ES, life.alpha_ES, life.target_ES,
-        life.mode_ES, life.ramp_done_ES, life.ramp_total_ES, life.steps_in_stage_ES, life.age_ES,
-        life.pruning_ES, life.closed_ES, life.signals.contribution_ES,
-        life.signals.contribution_se_ES,
-    )  # fmt: skip
-    return (probe, life.config, *[array.tobytes() for array in arrays])

@@ -169,7 +169,7 @@ class LoopRun:
     def row(self, row: int) -> Tensor:
         """Compute one row, from the input or from its start slot."""
         member, shadow = int(self.plan.table.member_R[row]), bool(self.plan.table.shadow_R[row])
-        keeps = self.training and bool(self.plan.main_R[row])
+        keeps = self.training and bool(self.plan.info.main_R[row])
         host = self.network.host
         with host.binding.holding(self._state(host, member, frozen=shadow, keeps=keeps)):
             return self._chain(row)
@@ -244,19 +244,19 @@ class LoopRun:
 
     def _apply_seed(self, row: int, slot: int, h: Tensor) -> Tensor:
         plan, network = self.plan, self.network
-        member, kind = int(plan.table.member_R[row]), int(plan.blueprint_RS[row, slot])
+        member, kind = int(plan.table.member_R[row]), int(plan.info.blueprint_RS[row, slot])
         shadow = bool(plan.table.shadow_R[row])
         frozen = shadow and int(plan.table.start_R[row]) != slot
-        seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
+        seed_in = h.detach() if plan.info.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
         if not _supports_any_layout(bank.template):
             seed_in = seed_in.contiguous()
         if bank.writes_input:
             seed_in = seed_in.clone()
-        keeps = self.training and bool(plan.keeps_RS[row, slot])
+        keeps = self.training and bool(plan.info.keeps_RS[row, slot])
         delta = self._run_store(bank, row, member, frozen, keeps, seed_in)
         check_delta(network, slot, kind, delta, h)
-        style = BlendStyle(plan.style_RS[row, slot])
+        style = BlendStyle(plan.info.style_RS[row, slot])
         gate = None
         if style is BlendStyle.GATE:
             gate = self._run_store(network.gate(slot), row, member, frozen, False, seed_in)

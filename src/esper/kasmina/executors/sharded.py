@@ -172,7 +172,7 @@ class _ShardedRun(LoopRun):
         """Run a segment with its parameters gathered."""
         plan, host = self.plan, self.network.host
         member, shadow = int(plan.table.member_R[row]), bool(plan.table.shadow_R[row])
-        keeps = self.training and bool(plan.main_R[row])
+        keeps = self.training and bool(plan.info.main_R[row])
         return self._gathered(host, segment.module, segment.names, member, shadow, keeps, x, call)
 
     def _run_store(

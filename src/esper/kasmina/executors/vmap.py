@@ -134,7 +134,7 @@ class VmapExecutor:
 
 def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
     """Return the data of the rows that start at the input; `[1, B, ...]` stays shared."""
-    if x.shape[0] == 1 or plan.in_order or plan.member_R is None:
+    if x.shape[0] == 1 or plan.info.in_order or plan.member_R is None:
         return x
     return x.index_select(0, plan.member_R[: plan.first_active])
 

@@ -10,54 +10,17 @@ Shape letters: E members, S slots.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from esper.kasmina.lifecycle.caps import Caps
-from esper.leyline.actions import OFFERED_OPS, ActionSpace, AlphaMode, LifecycleOp, VetoReason
-from esper.leyline.arrays import Bools, Codes, Floats, Ints
-from esper.leyline.signals import GateSignals
+from esper.leyline.actions import OFFERED_OPS, AlphaMode, LifecycleOp, VetoReason
+from esper.leyline.arrays import Bools, Codes
 from esper.leyline.stage_masks import stage_mask
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
 
-
-class _SlotRules(Protocol):
-    """Settings that the rules read."""
-
-    @property
-    def min_prune_age(self) -> int: ...
-
-
-class _SlotStates(Protocol):
-    """State that the rules read: the arrays of a lifecycle, and its gates."""
-
-    stage_ES: Codes
-    blueprint_ES: Ints
-    style_ES: Codes
-    steps_in_stage_ES: Ints
-    age_ES: Ints
-    alpha_ES: Floats
-    mode_ES: Codes
-    signals: GateSignals
-    fits_SK: Bools
-    caps: Caps | None
-    closed_ES: Bools
-    stopped_E: Bools
-    trained_E: Bools
-    restartable_E: Bools
-    planning: bool
-    action_space: ActionSpace
-
-    @property
-    def config(self) -> _SlotRules: ...
-    def budget_left(self) -> Ints: ...
-    def fits_ESK(self) -> Bools: ...
-    def occupied(self) -> Bools: ...
-    def gate_open(self, gate: Gate, /) -> Bools: ...
-
-
-_OPS: Final = tuple(LifecycleOp)
+if TYPE_CHECKING:
+    from esper.kasmina.lifecycle.lifecycle import Lifecycle
 
 
 STAGES_FOR: Final = {
@@ -74,50 +37,34 @@ class VetoTable:
 
     def __init__(self) -> None:
         self._state: tuple[object, ...] = ()
-        """What the rules read when the reasons below were found."""
+        """Of the slots, when the reasons below were found."""
         self._found: dict[LifecycleOp, Codes] = {}
 
-    def reasons(self, life: _SlotStates, op: LifecycleOp) -> Codes:
+    def reasons(self, life: Lifecycle, op: LifecycleOp) -> Codes:
         """Return `[E, S]` the first `VetoReason` against `op`, read-only; NONE where legal."""
         self._renew(life)
         return self._reasons(life, op)
 
-    def all_reasons(self, life: _SlotStates) -> Codes:
+    def all_reasons(self, life: Lifecycle) -> Codes:
         """Return `[O, E, S]` the first `VetoReason` against each operation."""
         self._renew(life)
-        return np.array([self._reasons(life, op) for op in _OPS])
+        return np.array([self._reasons(life, op) for op in LifecycleOp])
 
-    def _reasons(self, life: _SlotStates, op: LifecycleOp) -> Codes:
+    def _reasons(self, life: Lifecycle, op: LifecycleOp) -> Codes:
         if op not in self._found:
             veto_ES = self._found[op] = veto_reasons(life, op)
             veto_ES.setflags(write=False)
         return self._found[op]
 
-    def _renew(self, life: _SlotStates) -> None:
-        """Forget what was found if the slots have changed since.
-
-        They are compared by content, because callers write into the arrays of a lifecycle.
-        """
-        state = _state_of(life)
+    def _renew(self, life: Lifecycle) -> None:
+        """Forget what was found if the slots have changed since."""
+        state = life.content()
         if state != self._state:
             self._state = state
             self._found.clear()
 
 
-def _state_of(life: _SlotStates) -> tuple[object, ...]:
-    """Return everything that the rules read."""
-    seen = life.signals
-    arrays = (
-        life.stage_ES, life.blueprint_ES, life.style_ES, life.steps_in_stage_ES, life.age_ES,
-        life.alpha_ES, life.mode_ES, life.closed_ES, life.stopped_E, life.trained_E,
-        life.restartable_E, life.fits_SK, seen.host_loss_E, seen.shadow_loss_ES, seen.grad_norm_ES,
-        seen.contribution_ES, seen.contribution_se_ES,
-    )  # fmt: skip
-    settings = (life.planning, life.action_space, life.caps, life.config)
-    return (*settings, *[array.tobytes() for array in arrays])
-
-
-def veto_reasons(life: _SlotStates, op: LifecycleOp) -> Codes:
+def veto_reasons(life: Lifecycle, op: LifecycleOp) -> Codes:
     """Return `[E, S]` the first `VetoReason` against `op`; NONE where it is legal."""
     if not _offered(life, op):
         return np.full(life.stage_ES.shape, VetoReason.NOT_IN_PHASE, dtype=np.int8)
@@ -127,7 +74,7 @@ def veto_reasons(life: _SlotStates, op: LifecycleOp) -> Codes:
     return veto_ES
 
 
-def _rules(life: _SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
+def _rules(life: Lifecycle, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
     """Yield reasons and where they apply `[E, S]`, either axis may be 1; the first counts."""
     if op is LifecycleOp.WAIT:
         return
@@ -155,7 +102,7 @@ def _rules(life: _SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Boo
         yield VetoReason.GATE_CLOSED, ~life.gate_open(Gate.G5)
 
 
-def _germination_vetoes(life: _SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
+def _germination_vetoes(life: Lifecycle) -> Iterator[tuple[VetoReason, Bools]]:
     """Vetoes of a new seed. Here any blueprint may fit; `action_vetoes` checks the chosen one."""
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
     yield VetoReason.BUDGET_SPENT, life.budget_left()[:, None] <= 0
@@ -165,14 +112,14 @@ def _germination_vetoes(life: _SlotStates) -> Iterator[tuple[VetoReason, Bools]]
     yield VetoReason.SLOT_CLOSED, life.closed_ES
 
 
-def _offered(life: _SlotStates, op: LifecycleOp) -> bool:
+def _offered(life: Lifecycle, op: LifecycleOp) -> bool:
     """Whether the context has this operation, in this phase."""
     if life.planning:
         return op in (LifecycleOp.WAIT, LifecycleOp.PLANT)
     return op is not LifecycleOp.PLANT and op in OFFERED_OPS[life.action_space]
 
 
-def _next_gate_closed(life: _SlotStates) -> Bools:
+def _next_gate_closed(life: Lifecycle) -> Bools:
     closed_ES = np.zeros(life.stage_ES.shape, dtype=np.bool_)
     for stage, after in ADVANCE_TO.items():
         here_ES = life.stage_ES == stage

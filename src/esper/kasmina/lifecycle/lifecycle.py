@@ -49,6 +49,7 @@ from esper.leyline.stages import (
 
 _LEGAL_MOVE: Bools = np.array([[b in TRANSITIONS[a] for b in SeedStage] for a in SeedStage])
 _PRUNABLE: Bools = stage_mask(PRUNABLE_STAGES)
+_SIGNALS: tuple[str, ...] = tuple(f.name for f in fields(GateSignals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +150,16 @@ class Lifecycle:
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return all mutable arrays by name; not copies, so that a load can write into them."""
         own = {name: value for name, value in vars(self).items() if name.endswith(("_ES", "_E"))}
-        return own | {f.name: getattr(self.signals, f.name) for f in fields(self.signals)}
+        return own | {name: getattr(self.signals, name) for name in _SIGNALS}
+
+    def content(self) -> tuple[object, ...]:
+        """Return everything that rules and reports read, to be compared.
+
+        By content, because callers write into the arrays.
+        """
+        settings = (self.planning, self.action_space, self.caps, self.config)
+        own = [value.tobytes() for value in vars(self).values() if isinstance(value, np.ndarray)]
+        return (*settings, *own, *[getattr(self.signals, name).tobytes() for name in _SIGNALS])
 
     def copy(self) -> Lifecycle:
         """Return a copy that later steps of this one do not change."""

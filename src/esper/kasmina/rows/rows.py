@@ -131,7 +131,7 @@ class TrainMasks:
     keys: tuple[Hashable, ...]
     slot_M: Ints
     active_ME: Bools
-    fossil_ME: Bools
+    static_ME: Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,12 +165,13 @@ class SeedGroup:
     """-1 for unused entries, else 1 (float32); None: all are used."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
-    """A table compiled for a device: index tensors per slot and group."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RowInfo:
+    """What the host knows of the rows of a plan: a table, and the lifecycle at that time."""
 
     table: RowTable
     """Including padding."""
+    padding_R: Bools
     blueprint_RS: Ints
     style_RS: Codes
     detached_RS: Bools
@@ -178,6 +179,17 @@ class RowPlan:
     """Rows whose running statistics are written to the host: one per member."""
     keeps_RS: Bools
     """Rows whose running statistics are written to the seed: one that trains it."""
+    trained_ES: Bools
+    """Seeds that some row trains."""
+    in_order: bool
+    """The rows that start at the input are the members in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """A table compiled for a device: index tensors per slot and group."""
+
+    info: RowInfo
     members: int
     real_R: Ints | None
     """Indices of the requested rows (None: all rows, no padding)."""
@@ -187,8 +199,6 @@ class RowPlan:
     """Shared buffers that hold its tensors; None if they are its own."""
     member_R: Tensor | None
     """None if row e is member e."""
-    in_order: bool
-    """The rows that start at the input are the members in order."""
     shadow_R: Tensor | None
     """None if there are no shadow rows."""
     active_S: tuple[int, ...]
@@ -207,26 +217,14 @@ class RowPlan:
     """Random stream keys (int64) of the rows; None if compiled without."""
 
     @property
+    def table(self) -> RowTable:
+        """Its rows, including padding."""
+        return self.info.table
+
+    @property
     def first_active(self) -> int:
         """Number of rows that start at the input."""
         return int((self.table.start_R == FROM_INPUT).sum())
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _TableInfo:
-    """Host arrays derived from a table and the lifecycle."""
-
-    table: RowTable
-    padding_R: Bools
-    blueprint_RS: Ints
-    style_RS: Codes
-    detached_RS: Bools
-    main_R: Bools
-    keeps_RS: Bools
-    trained_ES: Bools
-    """Seeds that some row trains."""
-    in_order: bool
-    """The rows that start at the input are the members in order."""
 
 
 def make_plan(
@@ -266,18 +264,7 @@ def make_plan(
         plan = _assemble(info, layout.shape, packed.tensors, groups_S, masks)
         if buffers is not None:
             buffers.packed, buffers.first_plan = packed, plan
-    return replace(
-        plan,
-        table=info.table,
-        blueprint_RS=info.blueprint_RS,
-        style_RS=info.style_RS,
-        detached_RS=info.detached_RS,
-        main_R=info.main_R,
-        keeps_RS=info.keeps_RS,
-        real_R=real_R,
-        buffers=buffers,
-        in_order=info.in_order,
-    )
+    return replace(plan, info=info, real_R=real_R, buffers=buffers)
 
 
 def shape_of(table: RowTable, life: Lifecycle) -> RowShape:
@@ -322,7 +309,7 @@ def _pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, B
 
 def _table_info(
     table: RowTable, padding_R: Bools, life: Lifecycle, detach_seed_input: bool
-) -> _TableInfo:
+) -> RowInfo:
     member_R, shadow_R1 = table.member_R, table.shadow_R[:, None]
     live_RS, main_R = _live_seeds(table), _main_rows(table, life)
     own_RS = shadow_R1 & (table.start_R[:, None] == np.arange(len(life.slots)))
@@ -330,7 +317,7 @@ def _table_info(
     row, slot = np.nonzero(live_RS & (own_RS | ~shadow_R1))
     trained_ES[member_R[row], slot] = True
     first = member_R[table.start_R == FROM_INPUT]
-    return _TableInfo(
+    return RowInfo(
         table=table,
         padding_R=padding_R,
         blueprint_RS=np.where(live_RS, life.blueprint_ES[member_R], NO_BLUEPRINT),
@@ -366,7 +353,7 @@ _HostArrays = dict[str, npt.NDArray[np.generic]]
 
 
 def _arrays(
-    info: _TableInfo,
+    info: RowInfo,
     layout: GroupLayout,
     masks: TrainMasks | None,
     buffers: PlanBuffers | None,
@@ -396,7 +383,7 @@ def _arrays(
         out |= _group_arrays(info, layout, buffers, detach_seed_input)
     if masks is not None and masks.keys:
         trains_ME = masks.active_ME & info.trained_ES.T[masks.slot_M]
-        out |= {"mask/active_ME": _wide(trains_ME), "mask/fossil_ME": _wide(masks.fossil_ME)}
+        out |= {"mask/active_ME": _wide(trains_ME), "mask/static_ME": _wide(masks.static_ME)}
     return out
 
 
@@ -423,7 +410,7 @@ def _live(padding: Bools) -> npt.NDArray[np.float32]:
 
 
 def _group_arrays(
-    info: _TableInfo, layout: GroupLayout, buffers: PlanBuffers | None, detach_seed_input: bool
+    info: RowInfo, layout: GroupLayout, buffers: PlanBuffers | None, detach_seed_input: bool
 ) -> _HostArrays:
     """Build the arrays of all groups, entries side by side (`plan_layout`)."""
     table, slot_N, group_N = info.table, layout.slot_N, layout.group_N
@@ -457,7 +444,7 @@ def _group_arrays(
 
 
 def _assemble(
-    info: _TableInfo,
+    info: RowInfo,
     shape: RowShape,
     tensors: Mapping[str, Tensor],
     groups_S: tuple[tuple[SeedGroup, ...], ...],
@@ -468,24 +455,18 @@ def _assemble(
     active_S = np.cumsum([shape.first, *shape.begin_S])[1:]
     by_bank = {}
     if masks is not None and masks.keys:
-        pair = (tensors[f"mask/{name}_ME"][:, :members] for name in ("active", "fossil"))
+        pair = (tensors[f"mask/{name}_ME"][:, :members] for name in ("active", "static"))
         by_bank = dict(zip(masks.keys, zip(*pair, strict=True), strict=True))
     kept = None
     if "kept_E" in tensors:
         kept = BufferUpdates(tensors["kept_E"], tensors["kept_row_E"])
     return RowPlan(
-        table=info.table,
-        blueprint_RS=info.blueprint_RS,
-        style_RS=info.style_RS,
-        detached_RS=info.detached_RS,
-        main_R=info.main_R,
-        keeps_RS=info.keeps_RS,
+        info=info,
         members=members,
         real_R=None,
         live_R=tensors.get("live_R"),
         buffers=None,
         member_R=tensors.get("member_R"),
-        in_order=info.in_order,
         shadow_R=tensors.get("shadow_R"),
         active_S=tuple(active_S.tolist()),
         source_S=tuple(tensors.get(f"source/{s}") for s in range(len(shape.begin_S))),

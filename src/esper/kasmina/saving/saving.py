@@ -11,9 +11,9 @@ save, and copies.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,19 +28,19 @@ from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.layers.host_checks import as_host, host_slots
 from esper.kasmina.layers.initialisation import build, named_state
-from esper.kasmina.lifecycle.lifecycle import Lifecycle
 from esper.kasmina.saving.population_config import PopulationConfig
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.stacked.store import ParameterStore
 from esper.kasmina.training.losses import RowLoss
-from esper.kasmina.training.optim import StackedOptimizer
-from esper.kasmina.training.training import GATE_KEY, HOST_KEY, Trainer
-from esper.leyline.arrays import Ints
 from esper.leyline.codec import read_record
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, SlotReport, Topology
 from esper.storage.saves import PathLike, Saved, read_save, write_save
+
+if TYPE_CHECKING:
+    from esper.kasmina.export.member import MorphogeneticModel
+    from esper.kasmina.population import Population
 
 HostFactory = Callable[[], nn.Module]
 RESTARTS, RESTARTABLE = "restarts_E", "restartable_E"
@@ -135,34 +135,7 @@ class MemberContent:
 # ---- populations --------------------------------------------------------------------------
 
 
-class _PopulationState(Protocol):
-    """What a save needs of a population."""
-
-    config: PopulationConfig
-    seed: int
-    round: int
-    passes_E: Tensor
-    member_ids: Ints
-    loss: RowLoss
-    probe: HostProbe | None
-    choice: ExecutorChoice | None
-    network: StackedNetwork
-    lifecycle: Lifecycle
-    trainer: Trainer
-
-    @property
-    def members(self) -> int: ...
-    @property
-    def slots(self) -> tuple[str, ...]: ...
-    @property
-    def blueprints(self) -> tuple[str, ...]: ...
-
-
-P = TypeVar("P", bound=_PopulationState)
-M = TypeVar("M", bound=nn.Module)
-
-
-def save_population(population: _PopulationState, path: PathLike) -> None:
+def save_population(population: Population, path: PathLike) -> None:
     """Save a population to a folder, replacing an existing save; rank 0 writes if it is sharded."""
     restarted = bool(population.lifecycle.restarts_E.any())
     content, tensors = _describe(population), population_tensors(population, restarted)
@@ -177,14 +150,14 @@ def save_population(population: _PopulationState, path: PathLike) -> None:
 
 
 def load_population(
-    build_population: Callable[..., P],
+    kind: type[Population],
     path: PathLike,
     host_factory: HostFactory,
     device: str | torch.device,
     executor: ExecutorName | None,
     loss: RowLoss,
-) -> P:
-    """Load a population from a folder; `build_population` creates a fresh one."""
+) -> Population:
+    """Load a population from a folder; `kind`: its class, which imports this module."""
     saved = read_save(path, "population")
     content = read_record(PopulationContent, saved.content, saved.where)
     _check_host(content.host, host_factory, saved.where)
@@ -196,7 +169,7 @@ def load_population(
         )
     config = content.config if executor is None else replace(content.config, executor=executor)
     slots = [spec.slot_id for spec in content.host.slots]
-    population = build_population(
+    population = kind(
         host_factory, slots, content.blueprints, content.members, content.seed, device, config, loss
     )
     population.round = content.round
@@ -216,16 +189,16 @@ def load_population(
     return population
 
 
-def population_tensors(population: _PopulationState, restarted: bool = True) -> dict[str, Tensor]:
+def population_tensors(population: Population, restarted: bool = True) -> dict[str, Tensor]:
     """Return all mutable tensors by their name in a save; not copies.
 
     `restarted`: members have begun anew; otherwise a save has no counts of that.
     """
     out: dict[str, Tensor] = {}
-    for name, store, moments in _stores(population):
-        out[f"{name}/values"] = store.flat_EP.detach()
-        out |= {f"{name}/fixed/{fixed}": value for fixed, value in store.fixed.items()}
-        out |= {f"{name}/optimizer/{moment}": value for moment, value in moments.items()}
+    for ref in population.trainer.stores():
+        out[f"{ref.name}/values"] = ref.store.flat_EP.detach()
+        out |= {f"{ref.name}/fixed/{name}": value for name, value in ref.store.fixed.items()}
+        out |= {f"{ref.name}/optimizer/{name}": value for name, value in ref.state.items()}
     left_out = {RESTARTABLE} if restarted else {RESTARTABLE, RESTARTS}
     for array_name, array in population.lifecycle.arrays().items():
         if array_name not in left_out:
@@ -236,33 +209,20 @@ def population_tensors(population: _PopulationState, restarted: bool = True) -> 
     return out
 
 
-def _row_state(population: _PopulationState) -> dict[str, ParameterStore]:
+def _row_state(population: Population) -> dict[str, ParameterStore]:
     """Return names of tensors with a number per parameter -> the store they belong to."""
     out: dict[str, ParameterStore] = {}
-    for name, store, moments in _stores(population):
-        like = [moment for moment, value in moments.items() if value.shape == store.flat_EP.shape]
-        out |= {f"{name}/optimizer/{moment}": store for moment in like}
-        out[f"{name}/values"] = store
+    for ref in population.trainer.stores():
+        size = ref.store.flat_EP.shape
+        like = [name for name, value in ref.state.items() if value.shape == size]
+        out |= {f"{ref.name}/optimizer/{name}": ref.store for name in like}
+        out[f"{ref.name}/values"] = ref.store
     return out
 
 
-def _stores(
-    population: _PopulationState,
-) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
-    """Yield every store: its name in a save, itself, and its optimiser state."""
-    network, trainer = population.network, population.trainer
-    seeds = trainer.seed_optimizer.state
-    yield "host", network.host, trainer.host_optimizer.state.get(HOST_KEY, {})
-    for (s, k), bank in network.banks.items():
-        name = f"bank/{population.slots[s]}/{population.blueprints[k]}"
-        yield name, bank, seeds.get((s, k), {})
-    for s, gates in network.gates.items():
-        yield f"gate/{population.slots[s]}", gates, seeds.get((s, GATE_KEY), {})
-
-
-def _describe(population: _PopulationState) -> PopulationContent:
+def _describe(population: Population) -> PopulationContent:
     network = population.network
-    specs = [_store_spec(store, tuple(moments)) for _, store, moments in _stores(population)]
+    specs = [_store_spec(ref.store, tuple(ref.state)) for ref in population.trainer.stores()]
     banks, gates = specs[1 : 1 + len(network.banks)], specs[1 + len(network.banks) :]
     slots, names = population.slots, population.blueprints
     choice = population.choice
@@ -291,7 +251,7 @@ def _describe(population: _PopulationState) -> PopulationContent:
     )
 
 
-def _shared_ids(population: _PopulationState) -> tuple[int, ...] | None:
+def _shared_ids(population: Population) -> tuple[int, ...] | None:
     """Stream numbers of the members, if they are not their indices."""
     if np.array_equal(population.member_ids, np.arange(population.members)):
         return None
@@ -319,25 +279,17 @@ def _loss_name(loss: RowLoss) -> str:
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
-def _allocate(population: _PopulationState, content: PopulationContent) -> None:
+def _allocate(population: Population, content: PopulationContent) -> None:
     """Allocate the banks, gates and optimiser state of a save."""
-    network, trainer = population.network, population.trainer
-    if content.host_store.moments:
-        _start_moments(trainer.host_optimizer, HOST_KEY, network.host)
     for bank in content.banks:
         s, k = population.slots.index(bank.slot), population.blueprints.index(bank.blueprint)
-        store = network.bank(s, k)
-        if bank.store.moments:
-            _start_moments(trainer.seed_optimizer, (s, k), store)
+        population.network.bank(s, k)
     for gate in content.gates:
-        s = population.slots.index(gate.slot)
-        store = network.gate(s)
-        if gate.store.moments:
-            _start_moments(trainer.seed_optimizer, (s, GATE_KEY), store)
-
-
-def _start_moments(optimizer: StackedOptimizer, key: object, store: ParameterStore) -> None:
-    optimizer.moments(key, store.flat_EP.detach())
+        population.network.gate(population.slots.index(gate.slot))
+    specs = _specs_of(content).values()
+    for ref, spec in zip(population.trainer.stores(), specs, strict=True):
+        if spec.moments:
+            ref.optimizer.moments(ref.key, ref.store.flat_EP.detach())
 
 
 # ---- members ------------------------------------------------------------------------------
@@ -359,14 +311,14 @@ def save_member(
 
 
 def load_member(
-    build_member: Callable[[StackedNetwork, int, Mapping[str, SlotReport], int | None], M],
+    kind: type[MorphogeneticModel],
     path: PathLike,
     host_factory: HostFactory,
     device: str | torch.device,
-) -> tuple[M, int]:
+) -> tuple[MorphogeneticModel, int]:
     """Load a member with its own parameters; return it and its index in its population.
 
-    `build_member` creates a fresh one in a population of one.
+    `kind`: its class, which imports this module.
     """
     saved = read_save(path, "member")
     content = read_record(MemberContent, saved.content, saved.where)
@@ -376,7 +328,7 @@ def load_member(
     _check_registered(kinds, content.host.topology, saved.where)
     slots = [spec.slot_id for spec in content.host.slots]
     alone = StackedNetwork(host_factory, slots, kinds, members=1, device=parse_device(device))
-    model = copy.deepcopy(build_member(alone, 0, reports, content.host_macs))
+    model = copy.deepcopy(kind(alone, 0, reports, content.host_macs))
     own = dict(named_state(model))
     _check_tensors(content.tensors, _tensor_specs(own), "member", saved.where)
     _fill(own, saved)
@@ -413,18 +365,20 @@ def _check_registered(blueprints: tuple[str, ...], topology: Topology, where: st
             )
 
 
+def _specs_of(content: PopulationContent) -> dict[str, _StoreSpec]:
+    """Return the layout of every store by its owner, in the order of `Trainer.stores`."""
+    return {
+        f"host {content.host.class_name}": content.host_store,
+        **{f"blueprint {one.blueprint} in slot {one.slot}": one.store for one in content.banks},
+        **{f"gate in slot {one.slot}": one.store for one in content.gates},
+    }
+
+
 def _check_stores(saved: PopulationContent, found: PopulationContent, where: str) -> None:
     """Raise unless every store of the new population has the saved layout."""
-    pairs = [("host " + saved.host.class_name, saved.host_store, found.host_store)]
-    pairs += [
-        (f"blueprint {a.blueprint} in slot {a.slot}", a.store, b.store)
-        for a, b in zip(saved.banks, found.banks, strict=True)
-    ]
-    pairs += [
-        (f"gate in slot {a.slot}", a.store, b.store)
-        for a, b in zip(saved.gates, found.gates, strict=True)
-    ]
-    for owner, old, new in pairs:
+    layouts = _specs_of(found)
+    for owner, old in _specs_of(saved).items():
+        new = layouts[owner]
         _check_tensors(old.parameters, new.parameters, f"{owner} parameter", where)
         _check_tensors(old.fixed, new.fixed, f"{owner} buffer", where)
         if old.moments != new.moments:

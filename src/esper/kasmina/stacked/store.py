@@ -259,10 +259,6 @@ class ParameterStore:
         except (RuntimeError, TypeError):
             return self._initialiser.rebuild().to(self.device)
 
-    def bytes(self) -> int:
-        """Memory of the stacked values, without optimiser state."""
-        return sum(t.numel() * t.element_size() for t in (self.flat_EP, *self.fixed.values()))
-
 
 def _has_ties(module: nn.Module) -> bool:
     tensors = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]

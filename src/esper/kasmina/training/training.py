@@ -1,7 +1,8 @@
-"""Parameter groups, gradient clipping and optimiser steps of a population.
+"""Gradient clipping and optimiser steps of a population.
 
-Every parameter belongs to exactly one group: the host's to HOST; a seed's to SEED, FOSSIL or FROZEN
-depending on its stage; rows without a seed to FROZEN.
+Hosts train at their learning rate, and so do permanent and planted seeds, which keep their
+optimiser state; other seeds from TRAINING on train at theirs. Seeds that ramp down before removal
+and rows without a seed are frozen.
 
 Shape letters: E members, S slots.
 """
@@ -11,8 +12,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from functools import lru_cache, partial
+from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,43 +31,17 @@ from esper.kasmina.stacked.store import ParameterStore
 from esper.kasmina.training.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.kasmina.training.scaling import MemberScaler
 from esper.leyline.actions import BlendStyle
-from esper.leyline.arrays import Bools, Codes, Floats, Ints
+from esper.leyline.arrays import Bools, Floats
 from esper.leyline.errors import EsperError
-from esper.leyline.signals import NO_BLUEPRINT
-from esper.leyline.stages import SeedStage
+from esper.leyline.stage_masks import stage_mask
+from esper.leyline.stages import BLENDED_STAGES, STATIC_STAGES, SeedStage
 
 HOST_KEY = "host"
 GATE_KEY = "blend_gate"
 """Optimiser keys: HOST_KEY, (slot, blueprint) for a bank, (slot, GATE_KEY) for gates."""
 
-
-class ParameterGroup(IntEnum):
-    """How a parameter is trained."""
-
-    FROZEN = 0
-    """Not trained."""
-    HOST = 1
-    """At the host's learning rate."""
-    SEED = 2
-    """At the seed's learning rate."""
-    FOSSIL = 3
-    """Permanent or planted seed, at the host's learning rate; keeps its optimiser state."""
-
-
-_GROUP_OF_STAGE = np.array(
-    [
-        {
-            SeedStage.TRAINING: ParameterGroup.SEED,
-            SeedStage.BLENDING: ParameterGroup.SEED,
-            SeedStage.HOLDING: ParameterGroup.SEED,
-            SeedStage.FOSSILIZED: ParameterGroup.FOSSIL,
-            SeedStage.PLANTED: ParameterGroup.FOSSIL,
-        }.get(stage, ParameterGroup.FROZEN)
-        for stage in SeedStage
-    ],
-    dtype=np.int8,
-)
-_FROZEN, _FOSSIL = int(ParameterGroup.FROZEN), int(ParameterGroup.FOSSIL)
+_TRAINS: Final = stage_mask({SeedStage.TRAINING, *BLENDED_STAGES})
+_STATIC: Final = stage_mask(STATIC_STAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +61,27 @@ class TrainBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreRef:
+    """A store of a population, and what belongs to it."""
+
+    name: str
+    """In saves."""
+    key: Hashable
+    """Of the optimiser's state."""
+    store: ParameterStore
+    optimizer: StackedOptimizer
+    slot: int | None = None
+    """None for the host."""
+    blueprint: int | None = None
+    """None for the host and for gates."""
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """The optimiser's state; empty before its first step."""
+        return self.optimizer.state.get(self.key, {})
+
+
+@dataclass(frozen=True, slots=True)
 class _SlotUpdate:
     """Rows of one bank (or gate bank) that train."""
 
@@ -93,7 +89,7 @@ class _SlotUpdate:
     store: ParameterStore
     slot: int
     active_E: Tensor
-    fossil_E: Tensor
+    static_E: Tensor
 
 
 class Trainer:
@@ -159,9 +155,8 @@ class Trainer:
 
     def begin_pass(self) -> None:
         """Before a forward pass: remove the gradients of all parameters (`store.begin_pass`)."""
-        network = self.network
-        for store in (network.host, *network.banks.values(), *network.gates.values()):
-            store.begin_pass()
+        for ref in self.stores():
+            ref.store.begin_pass()
 
     def reset(self) -> None:
         """Reset all optimiser state, as at the start of an episode."""
@@ -177,70 +172,44 @@ class Trainer:
 
         Unused rows may be computed beside others; non-finite values would reach their gradients.
         """
-        self.host_optimizer.clear_rows(HOST_KEY, index_N)
-        for key, store, _ in self._stores():
-            store.flat_EP.detach().index_fill_(0, index_N, 0.0)
-            self.seed_optimizer.clear_rows(key, index_N)
-
-    def seed_groups(self) -> Codes:
-        """Return `[E, S]` the group of the seed in each slot."""
-        groups = _GROUP_OF_STAGE[self.life.stage_ES]
-        return np.where(self.life.pruning_ES, np.int8(_FROZEN), groups)
+        for ref in self.stores():
+            ref.optimizer.clear_rows(ref.key, index_N)
+            if ref.slot is not None:
+                ref.store.flat_EP.detach().index_fill_(0, index_N, 0.0)
 
     def training(self) -> Bools:
         """Return `[E, S]` where a seed trains, and so has a gradient."""
-        return np.asarray(self.seed_groups() != ParameterGroup.FROZEN)
+        return np.asarray(_TRAINS[self.life.stage_ES] & ~self.life.pruning_ES)
 
-    def groups(self) -> dict[tuple[str, str], Codes]:
-        """Return (owner, parameter) -> group `[E]` of every parameter, for inspection."""
-        host = np.full(self.network.members, ParameterGroup.HOST, dtype=np.int8)
-        out = {("host", name): host for name in self.network.host.shapes}
-        for key, store, slot, mine in self._seed_stores():
-            owner = f"{self.network.slots[slot].slot_id}/{self._owner_name(key)}"
-            group = np.where(mine, self.seed_groups()[:, slot], np.int8(ParameterGroup.FROZEN))
-            out |= {(owner, name): group for name in store.shapes}
-        return out
-
-    def _owner_name(self, key: tuple[int, int | str]) -> str:
-        part = key[1]
-        return part if isinstance(part, str) else self.network.blueprints[part].name
-
-    def _stores(self) -> list[tuple[tuple[int, int | str], ParameterStore, int]]:
-        """Return key, store and slot of every bank and gate bank."""
-        banks: list[tuple[tuple[int, int | str], ParameterStore, int]] = [
-            ((s, k), store, s) for (s, k), store in self.network.banks.items()
-        ]
-        return banks + [((s, GATE_KEY), store, s) for s, store in self.network.gates.items()]
-
-    def _seed_stores(self) -> list[tuple[tuple[int, int | str], ParameterStore, int, Bools]]:
-        """Return key, store, slot and owning members of every bank and gate bank."""
-        life = self.life
-        gated_ES = (life.style_ES == BlendStyle.GATE) & life.occupied()
-        found = []
-        for key, store, s in self._stores():
-            mine_E = gated_ES[:, s] if key[1] == GATE_KEY else life.blueprint_ES[:, s] == key[1]
-            found.append((key, store, s, np.asarray(mine_E)))
-        return found
+    def stores(self) -> list[StoreRef]:
+        """Return the host, every bank and every gate bank."""
+        network, seeds = self.network, self.seed_optimizer
+        slots = [spec.slot_id for spec in network.slots]
+        refs = [StoreRef("host", HOST_KEY, network.host, self.host_optimizer)]
+        for (s, k), bank in network.banks.items():
+            name = f"bank/{slots[s]}/{network.blueprints[k].name}"
+            refs.append(StoreRef(name, (s, k), bank, seeds, s, k))
+        for s, gates in network.gates.items():
+            refs.append(StoreRef(f"gate/{slots[s]}", (s, GATE_KEY), gates, seeds, s))
+        return refs
 
     def masks(self, shape: RowShape | None = None) -> TrainMasks:
         """Return who trains in each bank: banks with any trained row, or all banks of a shape."""
-        life, groups_SE = self.life, self.seed_groups().T
-        if shape is None:
-            banks = _banks(tuple(key for key, _, _ in self._stores()))
-        else:
-            banks = _banks_of(shape)
-        gated_SE = ((life.style_ES == BlendStyle.GATE) & life.occupied()).T
-        slot_M = banks.slot_M
-        mine_ME = np.where(
-            banks.gate_M1, gated_SE[slot_M], life.blueprint_ES.T[slot_M] == banks.kind_M1
-        )
-        group_ME = groups_SE[slot_M]
-        active_ME, fossil_ME = mine_ME & (group_ME != _FROZEN), mine_ME & (group_ME == _FOSSIL)
+        life, network = self.life, self.network
+        keys: list[tuple[int, int | str]]
+        keys = [*network.banks, *((s, GATE_KEY) for s in network.gates)]
         if shape is not None:
-            return TrainMasks(banks.keys, slot_M, active_ME, fossil_ME)
-        some = np.flatnonzero(active_ME.any(axis=1))
-        keys = tuple(banks.keys[m] for m in some.tolist())
-        return TrainMasks(keys, slot_M[some], active_ME[some], fossil_ME[some])
+            keys = _keys_of(shape)
+        slot_M = np.array([slot for slot, _ in keys], dtype=np.int64)
+        gated_ES = (life.style_ES == BlendStyle.GATE) & life.occupied()
+        mine_ME = np.zeros((len(keys), life.members), dtype=np.bool_)
+        for mine_E, (s, part) in zip(mine_ME, keys, strict=True):
+            mine_E[:] = gated_ES[:, s] if part == GATE_KEY else life.blueprint_ES[:, s] == part
+        active_ME = mine_ME & self.training().T[slot_M]
+        static_ME = active_ME & _STATIC[life.stage_ES].T[slot_M]
+        some = np.arange(len(keys)) if shape is not None else np.flatnonzero(active_ME.any(axis=1))
+        known = tuple(keys[m] for m in some.tolist())
+        return TrainMasks(known, slot_M[some], active_ME[some], static_ME[some])
 
     def step(
         self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor, scaler: MemberScaler | None = None
@@ -306,14 +275,14 @@ class Trainer:
         return torch.where(trains_E, norm_E, torch.nan)
 
     def _bank_rates(self, updates: Sequence[_SlotUpdate]) -> dict[Hashable, Tensor]:
-        """Return the learning rates `[E]` of each bank: fossils have the host's."""
+        """Return the learning rates `[E]` of each bank: static seeds have the host's."""
         if not updates:
             return {}
-        fossil_UE = torch.stack([update.fossil_E for update in updates])
+        static_UE = torch.stack([update.static_E for update in updates])
         seeds = self.seed_lr_E
         if self.weight_norm_rates:
             seeds = torch.stack([self._seed_rates(update.store) for update in updates])
-        rates_UE = torch.where(fossil_UE, self.host_lr_E, seeds)
+        rates_UE = torch.where(static_UE, self.host_lr_E, seeds)
         return dict(zip((update.key for update in updates), rates_UE, strict=True))
 
     def _unscale(self, scaler: MemberScaler, updates: Sequence[_SlotUpdate]) -> None:
@@ -344,9 +313,9 @@ class Trainer:
     def _slot_updates(self, plan: RowPlan) -> list[_SlotUpdate]:
         """Return the banks that a train batch may update."""
         return [
-            _SlotUpdate(key, store, slot, *plan.masks[key])
-            for key, store, slot in self._stores()
-            if key in plan.masks
+            _SlotUpdate(ref.key, ref.store, ref.slot, *plan.masks[ref.key])
+            for ref in self.stores()
+            if ref.slot is not None and ref.key in plan.masks
         ]
 
     def _seed_rates(self, store: ParameterStore) -> Tensor:
@@ -384,31 +353,10 @@ def _slot_norms(updates: Sequence[_SlotUpdate], device: torch.device) -> dict[in
     return {slot: norm for slot, norm in norms.items() if norm is not None}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Banks:
-    """Keys of M banks and gate banks, and the same as arrays."""
-
-    keys: tuple[tuple[int, int | str], ...]
-    slot_M: Ints
-    kind_M1: Ints
-    gate_M1: Bools
-
-
-def _banks(keys: tuple[tuple[int, int | str], ...]) -> _Banks:
-    kinds = [NO_BLUEPRINT if isinstance(part, str) else part for _, part in keys]
-    return _Banks(
-        keys,
-        np.array([slot for slot, _ in keys], dtype=np.int64),
-        np.array(kinds, dtype=np.int64)[:, None],
-        np.array([part == GATE_KEY for _, part in keys], dtype=np.bool_)[:, None],
-    )
-
-
-@lru_cache(maxsize=256)
-def _banks_of(shape: RowShape) -> _Banks:
+def _keys_of(shape: RowShape) -> list[tuple[int, int | str]]:
     """Return the banks and gate banks that plans of a shape may have rows of."""
     keys: list[tuple[int, int | str]] = list(shape.group_of)
     for slot, groups in enumerate(shape.groups_S):
         if any(BlendStyle.GATE in group.present for group in groups):
             keys.append((slot, GATE_KEY))
-    return _banks(tuple(keys))
+    return keys

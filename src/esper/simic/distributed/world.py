@@ -13,18 +13,17 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.errors import EsperError, shorten
+from esper.device.shards import PATIENCE, LostRankError, transport_reason
+from esper.leyline.errors import EsperError
 from esper.simic.distributed.environment import environment_number, world_size
 from esper.simic.distributed.ranks import ArrayT, Ranks
 
@@ -32,15 +31,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
-
-PATIENCE: Final = timedelta(minutes=30)
-"""How long a rank waits for the others before it gives up."""
-_SOURCE_LINE: Final = re.compile(r"\[/\S+:\d+\] ")
-"""Where in gloo's source an error arose."""
-
-
-class LostRankError(EsperError):
-    """Another process ended or does not answer."""
 
 
 class PeerFailedError(EsperError):
@@ -273,11 +263,9 @@ def _lost_ranks(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = " ".join(str(error).split())
-        reason = shorten(_SOURCE_LINE.sub("", text).partition(". ")[0], 160)
         raise LostRankError(
-            f"rank {rank} lost contact with the others ({reason}): the first error of "
-            f"another rank says why; resume the run (--resume)"
+            f"rank {rank} lost contact with the others ({transport_reason(error)}): the first "
+            f"error of another rank says why; resume the run (--resume)"
         ) from error
 
 
