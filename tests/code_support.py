@@ -269,7 +269,7 @@ def written(case: Case, **training: Any) -> Written:
     """Write the script of a case."""
     x, y = case.data(64)
     if case.width == 1.0:
-        trace = trace_model(case.model, x[:4], needs_slots=False)
+        trace = trace_model(case.model, x[:4])
     else:
         trace = scaled_model(case.model, x[:4], case.width).host
     seeds = {} if case.seed is None else {trace.slots[case.seed[0]]: case.seed[1]}

@@ -203,7 +203,7 @@ def test_networks_of_many_kinds_can_be_written(name, monkeypatch):
     """What a script computes is compared as it is written."""
     case = user_models.CASES[name]
     example = case.example(4)
-    trace = trace_model(case.build, example, needs_slots=False)
+    trace = trace_model(case.build, example)
     seeds = {slot: trace.fitting[slot][0] for slot in trace.slots[:1]}
     values = trace.inputs.values(example)
     shape = tuple(trace.inputs.call(planted_model(trace, seeds, 0), values).shape[1:])

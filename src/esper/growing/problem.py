@@ -17,7 +17,7 @@ from esper.growing.model_checks import check_against_model, model_failure
 from esper.growing.settings import GrowSettings
 from esper.kasmina.layers.initialisation import build
 from esper.kasmina.layers.modes import in_mode
-from esper.kasmina.tracing import HostTrace, trace_model
+from esper.kasmina.tracing import HostTrace, planted_model, trace_model
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import user_callback
 from esper.tasks.measuring import constant_score
@@ -51,10 +51,10 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     example = data.example()
     trace = _traced(model, data, settings)
     trace = limit_blueprints(trace, settings.blueprints)
-    host = trace.factory().eval()
+    network = planted_model(trace, {}, 0).eval()
     with torch.no_grad():
         values = [value.clone() for value in trace.inputs.values(example.inputs)]
-        outputs = trace.inputs.call(host, values)  # copies: a model may write over them
+        outputs = trace.inputs.call(network, values)  # copies: a model may write over them
     loss, shape = settings.loss, tuple(outputs.shape[1:])
     weighted = data.sample.weights is not None
     if weighted:
@@ -71,7 +71,7 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     )
     check_against_model(data, made, outputs)
     metric = _checked_metric(settings.metric, made, data)
-    return Problem(model, trace, data, made, metric, architecture_of(host), weighted)
+    return Problem(model, trace, data, made, metric, architecture_of(trace.factory()), weighted)
 
 
 def _traced(model: Model, data: GrowData, settings: GrowSettings) -> HostTrace:
@@ -79,7 +79,7 @@ def _traced(model: Model, data: GrowData, settings: GrowSettings) -> HostTrace:
     inputs = data.example().inputs
     try:
         _try_model(model, inputs)
-        return trace_model(model, inputs, settings.slots, settings.output, needs_slots=False)
+        return trace_model(model, inputs, settings.slots, settings.output)
     except EsperError as error:
         if data.encoding is None or "fails" not in str(error):
             raise

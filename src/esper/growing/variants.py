@@ -46,9 +46,7 @@ class VariantMaker:
         if depth not in self._scalings:
             model = self._model if depth == 1 else self._depths.at(depth)
             settings = self._settings
-            self._scalings[depth] = Scaling(
-                model, self._example, settings.output, settings.slots, needs_slots=False
-            )
+            self._scalings[depth] = Scaling(model, self._example, settings.output, settings.slots)
         return self._scalings[depth]
 
     def scaled(self, width: float, depth: float) -> ScaledModel:

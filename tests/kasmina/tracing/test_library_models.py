@@ -56,7 +56,7 @@ def test_auxiliary_outputs_of_training_are_no_part_of_the_chain():
     torch.manual_seed(0)
     model = Inception()
     host = trace_model(model, IMAGES)
-    unused = host.factory().unused  # type: ignore[attr-defined]
+    unused = host.plan.unused  # type: ignore[union-attr]
     assert unused
     assert all(name.startswith("auxiliary.") for name in unused)
     for part in model.modules():
@@ -73,7 +73,7 @@ def test_images_with_channels_last_have_slots_for_seeds_of_images():
     assert host.topology == "cnn"
     shapes = []
     x = IMAGES
-    for segment in host.factory().eval().segments()[:-1]:  # type: ignore[operator]
+    for segment in host.plan.segments(host.factory().eval())[:-1]:
         x = segment(x)
         shapes.append(tuple(x.shape[1:]))
     assert {(4, 4, 4), (8, 2, 2)} <= set(shapes)

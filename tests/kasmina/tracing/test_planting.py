@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
-from esper.kasmina.blueprints.seed_places import build_seed, find_sources
+from esper.kasmina.blueprints.seed_places import build_seed
 from esper.kasmina.layers.counting import count_parameters
-from esper.kasmina.layers.host_checks import as_host
 from esper.kasmina.plain.plain_graph import Added
 from esper.kasmina.plain_saves.describe import describe
 from esper.kasmina.plain_saves.rebuild import rebuild
@@ -128,21 +127,22 @@ class SeedsByHand(nn.Module):
 
     def __init__(self, trace: HostTrace, kinds: dict[str, str]) -> None:
         super().__init__()
-        self.host, self.hooked = trace.factory(), bool(trace.hooked)
-        specs = self.host.injection_specs()
+        self.host, self.trace = trace.factory(), trace
+        specs = trace.plan.specs
         self.position = {spec.slot_id: spec.position for spec in specs}
         recipes = [BlueprintRegistry.get(kinds[spec.slot_id], trace.topology) for spec in specs]
-        from_host = any(recipe.from_host for recipe in recipes)
-        sources = find_sources(as_host(trace.factory()), specs) if from_host else {}
-        parts = enumerate(zip(specs, recipes, strict=True))
+        sources = trace.sources(trace.factory())
         self.seeds = nn.ModuleDict(
-            {spec.slot_id: Added(build_seed(r, spec, sources.get(i))) for i, (spec, r) in parts}
+            {
+                spec.slot_id: Added(build_seed(recipe, spec, sources.get(spec.slot_id)))
+                for spec, recipe in zip(specs, recipes, strict=True)
+            }
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self.hooked:
+        if self.trace.hooked:
             return self._by_hooks(*args, **kwargs)
-        first, *others = self.host.segments()
+        first, *others = self.trace.plan.segments(self.host)
         h = self._visit(0, first(*args, **kwargs))
         for position, segment in enumerate(others, 1):
             h = self._visit(position, segment(h))
@@ -156,13 +156,13 @@ class SeedsByHand(nn.Module):
             )
 
         handles = [
-            self.host.model.get_submodule(place.path).register_forward_hook(
+            self.host.get_submodule(place.path).register_forward_hook(
                 lambda _, __, out, position=position: visited(position, out)
             )
-            for position, place in enumerate(self.host.plan.places)
+            for position, place in enumerate(self.trace.plan.places)
         ]
         try:
-            return self.host(*args, **kwargs)
+            return self.trace.plan.key.pick(self.host(*args, **kwargs))
         finally:
             for handle in handles:
                 handle.remove()
@@ -421,14 +421,14 @@ def test_fitting_blueprints_can_be_planted():
 
 
 class Stubborn(nn.Module):
-    """One layer; or control flow on the data, writes over the input, auxiliary outputs."""
+    """One layer; or control flow on the data and auxiliary outputs."""
 
     def __init__(self, branches: bool) -> None:
         super().__init__()
         self.branches, self.layer = branches, nn.Linear(6, 3)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor] | Tensor:
-        out = self.layer(x.mul_(2.0) if self.branches else x)
+        out = self.layer(x)
         if self.branches and out.sum() > 0:
             out = 2 * out
         return (out, x.sum()) if self.training and self.branches else out
@@ -437,21 +437,27 @@ class Stubborn(nn.Module):
 @pytest.mark.parametrize("branches", [False, True])
 def test_a_model_without_a_place_for_a_seed_trains_as_it_is(branches):
     x, model = torch.randn(8, 6), Stubborn(branches)
-    with pytest.raises(EsperError, match="Stubborn"):
-        trace_model(model, x)
-    with pytest.raises(EsperError, match=r"slots=0"):
-        trace_model(model, x, slots=0)
     for slots in (0, 8):
-        trace = trace_model(model, x, slots, needs_slots=False)
+        trace = trace_model(model, x, slots)
         assert (trace.slots, trace.blueprints, bool(trace.hooked)) == ((), (), branches)
         network = planted_model(trace, {}, 1)
         with torch.no_grad():
-            kept, out = x.clone(), model.train()(x.clone())
+            out = model.train()(x)
             assert torch.equal(network(x), out[0] if branches else out)
-            assert torch.equal(x, kept), "the data are the trainer's"
-            assert torch.equal(finished_model(network)(x.clone()), model.eval()(x.clone()))
+            assert torch.equal(finished_model(network)(x), model.eval()(x))
     with pytest.raises(EsperError, match="nowhere"):
-        trace_model(model, x, ["nowhere"], needs_slots=False)
+        trace_model(model, x, ["nowhere"])
+
+
+class WritesInput(Stubborn):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        out: Tensor = self.layer(x.mul_(2.0))
+        return 2 * out if out.sum() > 0 else out
+
+
+def test_a_model_that_runs_whole_may_not_write_over_the_data():
+    with pytest.raises(EsperError, match="WritesInput writes over its input"):
+        trace_model(WritesInput(True), torch.randn(8, 6))
 
 
 def test_wrong_seeds_are_refused_in_one_line():

@@ -65,7 +65,7 @@ def test_named_slots():
     [
         (["layer9"], ("'layer9'", "no module of that name", "layer")),
         ([], ("slots=[]",)),
-        (0, ("slots=0",)),
+        (-1, ("slots=-1",)),
         ("layer1", ("slots='layer1'", "list")),
     ],
 )
@@ -106,7 +106,7 @@ def test_layouts_of_three_and_four_axes():
     assert host.topology == "cnn"
     linear = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     assert trace_model(linear, torch.randn(4, 8, 8, 3)).topology == "cnn"
-    assert "no place" in refusal(linear, torch.randn(4, 2, 8, 8, 3))
+    assert not trace_model(linear, torch.randn(4, 2, 8, 8, 3)).slots
 
 
 def test_time_first_activations_are_no_places():
@@ -300,10 +300,8 @@ def test_a_network_is_named_after_the_class_of_the_user():
 
 def test_twin_of_a_residual_block_adds_what_the_block_adds():
     host = trace_model(ResNet(blocks=2), IMAGES, slots=["layer1.0", "layer1.1"])
-    _, block, _ = host.factory().segments()
-    assert block.residual is True
-    chain = trace_model(sequential_cnn(), IMAGES).factory().segments()
-    assert not any(segment.residual for segment in chain)
+    assert host.plan.residual == (False, True)
+    assert not any(trace_model(sequential_cnn(), IMAGES).plan.residual)
 
 
 # ---- what cannot be --------------------------------------------------------------------------
@@ -365,11 +363,16 @@ class WithoutModules(ModeAtRoot):
         return self.b(x + 1) if self.training else self.b(x)
 
 
+@pytest.mark.parametrize("model", [WithoutModules, Alone])
+def test_models_without_a_place_for_a_seed_have_no_slots(model: type[nn.Module]):
+    host = trace_model(model, VECTORS)
+    assert (host.slots, host.blueprints) == ((), ())
+    assert bool(host.hooked) == (model is WithoutModules)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (WithoutModules, ("control flow on self.training", "module of its own")),
-        (Alone, ("no place for a seed",)),
         (lambda: nn.Linear(5, 3), ("fails on an example (2, 6)",)),
         (lambda: "no model", ("returns str",)),
     ],

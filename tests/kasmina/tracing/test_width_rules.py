@@ -53,14 +53,12 @@ def test_heads_of_one_size_grow_in_number():
     assert (last.table, last.heads) == ({16: 20}, {4: 5})
 
 
-def test_groups_divide_their_channels_and_the_factor_is_what_was_achieved():
+def test_groups_divide_their_channels():
     model = nn.Sequential(
         nn.Conv2d(1, 6, 3), nn.GroupNorm(3, 6), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 4, 2)
     )
     scaled = scaled_model(model, torch.zeros(2, 1, 4, 4), 1.34, slots=1)
-    assert scaled.widths == {6: 9}
-    assert scaled.factor == 1.5
-    assert scaled.parameters == 9 * 9 + 9 + 2 * 9 + 9 * 4 * 2 + 2
+    assert scaled.size.params == 9 * 9 + 9 + 2 * 9 + 9 * 4 * 2 + 2
 
 
 @pytest.mark.parametrize("multiplier", [1, 2])

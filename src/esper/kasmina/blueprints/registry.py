@@ -93,12 +93,6 @@ class Blueprint:
         made_by = getattr(self.factory, "func", self.factory)  # a `partial` if it is spatial
         return getattr(made_by, "__module__", ""), getattr(made_by, "__qualname__", "")
 
-    def misfit(self, width: int) -> str | None:
-        """Return why this blueprint does not fit a slot of that width, or None if it does."""
-        if width < self.min_width:
-            return f"needs a width of at least {self.min_width}, the slot has {width}"
-        return None
-
 
 class BlueprintRegistry:
     """All blueprints by topology and name (`attention` differs between CNN and GPT)."""

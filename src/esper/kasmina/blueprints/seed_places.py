@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import Blueprint, HostSegment
-from esper.kasmina.layers.host_checks import LAYOUTS, host_is_causal, host_segments
+from esper.kasmina.layers.host_checks import LAYOUTS, host_segments
 from esper.leyline.errors import EsperError
 from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import InjectionSpec, Topology
@@ -32,12 +32,11 @@ class Segment:
     """Local name -> name in the host, so that a tied weight is one parameter."""
 
 
-def named_segments(host: HostProtocol) -> tuple[Segment, ...]:
-    """Return the host's segments, with parameter names traced to the host's by identity."""
-    assert isinstance(host, nn.Module)
+def segments_of(host: nn.Module, chain: Sequence[nn.Module]) -> tuple[Segment, ...]:
+    """Return parts of a host, with parameter names traced to the host's by identity."""
     owners = {id(t): n for n, t in (*host.named_parameters(), *host.named_buffers())}
     segments = []
-    for index, module in enumerate(host_segments(host)):
+    for index, module in enumerate(chain):
         names = {}
         for local, tensor in (
             *module.named_parameters(remove_duplicate=False),
@@ -50,28 +49,37 @@ def named_segments(host: HostProtocol) -> tuple[Segment, ...]:
                 )
             names[local] = owners[id(tensor)]
         segments.append(Segment(module, names))
-    unused = set(owners.values()) - {name for s in segments for name in s.names.values()}
-    unused -= set(getattr(host, "unused", ()))  # a traced host keeps them as they are
+    return tuple(segments)
+
+
+def named_segments(host: HostProtocol) -> tuple[Segment, ...]:
+    """Return the host's segments, which must hold all its parameters."""
+    assert isinstance(host, nn.Module)
+    segments = segments_of(host, host_segments(host))
+    every = {name for name, _ in (*host.named_parameters(), *host.named_buffers())}
+    unused = every - {name for s in segments for name in s.names.values()}
     if unused:
         raise EsperError(
             f"{type(host).__name__} {sorted(unused)[0]!r} is in none of its segments: "
             f"a parameter outside the chain would never train"
         )
-    return tuple(segments)
+    return segments
 
 
-def find_sources(host: HostProtocol, slots: Sequence[InjectionSpec]) -> dict[int, HostSegment]:
+def find_sources(
+    segments: Sequence[Segment], topology: Topology, slots: Sequence[InjectionSpec]
+) -> dict[int, HostSegment]:
     """Return the nearest segment with parameters before each slot that has one.
 
-    `host`: on the CPU. Keys count the slots.
+    `segments`: on the CPU. Keys count the slots.
     """
-    segments, found = named_segments(host), {}
+    found = {}
     for slot, spec in enumerate(slots):
         for index in range(spec.position, -1, -1):
             module, names = segments[index].module, segments[index].names
             if any(True for _ in module.parameters()):
-                sample = sample_activation(host.topology, spec.channels)
-                found[slot] = HostSegment(module, index, names, spec, host.topology, sample)
+                sample = sample_activation(topology, spec.channels)
+                found[slot] = HostSegment(module, index, names, spec, topology, sample)
                 break
     return found
 
@@ -90,11 +98,12 @@ def misfit(
 
     `source`: the segment that seeds made from the host are made from.
     """
-    reason = recipe.misfit(spec.channels)
-    if recipe.reads_ahead and host_is_causal(host):
-        reason = "reads later positions, which the host does not (its attribute causal)"
-    if reason is not None or not recipe.from_host:
-        return reason
+    if recipe.reads_ahead and getattr(host, "causal", True):
+        return "reads later positions, which the host does not (its attribute causal)"
+    if spec.channels < recipe.min_width:
+        return f"needs a width of at least {recipe.min_width}, the slot has {spec.channels}"
+    if not recipe.from_host:
+        return None
     if source is None:
         return "copies a segment with parameters, and none comes before the slot"
     try:

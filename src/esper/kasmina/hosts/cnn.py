@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from esper.kasmina.layers.host_checks import require_least
 from esper.kasmina.layers.layers import (
     ChannelNorm,
     Conv1d,
@@ -74,9 +75,9 @@ class Head(nn.Module):
     """See `network.FusedRun.returns_new_grad`."""
     axes: ClassVar[tuple[int, ...]] = (-2, -1)
 
-    def __init__(self, channels: int, num_classes: int) -> None:
+    def __init__(self, channels: int, num_classes: int, gain: float = HEAD_GAIN) -> None:
         super().__init__()
-        self.linear = Linear(channels, num_classes, gain=HEAD_GAIN)
+        self.linear = Linear(channels, num_classes, gain=gain)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear(channel_means(x, self.axes))
@@ -128,7 +129,18 @@ class _ConvHost(nn.Module):
         given = self.usual_channels if in_channels is None else in_channels
         pools = n_blocks if pool_layers is None else pool_layers
         host = type(self).__name__
-        _check_sizes(host, num_classes, given, n_blocks, base_channels, pools, kernel_size)
+        require_least(
+            host,
+            num_classes=num_classes,
+            in_channels=given,
+            n_blocks=n_blocks,
+            base_channels=base_channels,
+            kernel_size=kernel_size,
+        )
+        if not 0 <= pools <= n_blocks:
+            raise EsperError(
+                f"{host} pool_layers={pools}: must be between 0 and n_blocks={n_blocks}"
+            )
         most = base_channels * 2**n_blocks if max_channels is None else max_channels
         if most < base_channels:
             raise EsperError(
@@ -182,29 +194,3 @@ class SignalHost(_ConvHost):
     pool = MaxPool1d
     classifier = SignalHead
     usual_channels = 1
-
-
-def _check_sizes(
-    host: str,
-    num_classes: int,
-    in_channels: int,
-    n_blocks: int,
-    base_channels: int,
-    pools: int,
-    kernel: int,
-) -> None:
-    """Raise unless a chain of convolutional blocks can be built with these sizes."""
-    sizes = {
-        "num_classes": num_classes,
-        "in_channels": in_channels,
-        "n_blocks": n_blocks,
-        "base_channels": base_channels,
-        "kernel_size": kernel,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise EsperError(f"{host} {name}={value}: must be 1 or more")
-    if kernel % 2 == 0:
-        raise EsperError(f"{host} kernel_size={kernel}: must be odd, so that the size is kept")
-    if not 0 <= pools <= n_blocks:
-        raise EsperError(f"{host} pool_layers={pools}: must be between 0 and n_blocks={n_blocks}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.kasmina.layers.host_checks import require_least
 from esper.kasmina.layers.layers import Linear
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
@@ -36,7 +37,13 @@ class MLPHost(nn.Module):
         self, in_features: int = 64, num_classes: int = 10, width: int = 32, n_layers: int = 2
     ) -> None:
         super().__init__()
-        _check_sizes(in_features, num_classes, width, n_layers)
+        require_least(
+            "MLPHost", in_features=in_features, num_classes=num_classes, n_layers=n_layers
+        )
+        if width < 2:
+            raise EsperError(
+                f"MLPHost width={width}: must be 2 or more, a norm over one value is always 0"
+            )
         self.width = width
         inputs = (in_features, *[width] * (n_layers - 1))
         self.blocks = nn.ModuleList(Block(size, width) for size in inputs)
@@ -57,14 +64,3 @@ class MLPHost(nn.Module):
         for segment in self.segments():
             x = segment(x)
         return x
-
-
-def _check_sizes(in_features: int, num_classes: int, width: int, n_layers: int) -> None:
-    sizes = {"in_features": in_features, "num_classes": num_classes, "n_layers": n_layers}
-    for name, value in sizes.items():
-        if value < 1:
-            raise EsperError(f"MLPHost {name}={value}: must be 1 or more")
-    if width < 2:
-        raise EsperError(
-            f"MLPHost width={width}: must be 2 or more, a norm over one value is always 0"
-        )

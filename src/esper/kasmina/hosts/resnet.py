@@ -11,8 +11,10 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers.layers import ChannelNorm, Conv2d, Linear, channel_means, conv_norm_relu
-from esper.leyline.errors import EsperError, unknown_name
+from esper.kasmina.hosts.cnn import Head
+from esper.kasmina.layers.host_checks import require_least
+from esper.kasmina.layers.layers import ChannelNorm, Conv2d, conv_norm_relu
+from esper.leyline.errors import unknown_name
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
 NormName = Literal["batch", "group"]
@@ -75,21 +77,6 @@ class BasicBlock(nn.Module):
         return F.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
 
 
-class Head(nn.Module):
-    """Mean over space, then a linear layer."""
-
-    new_grad = True
-    """See `network.FusedRun.returns_new_grad`."""
-
-    def __init__(self, channels: int, num_classes: int) -> None:
-        super().__init__()
-        self.linear = Linear(channels, num_classes, gain=HEAD_GAIN)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(channel_means(x))
-        return out
-
-
 class ResNetHost(nn.Module):
     """Stem and stages of residual blocks; each stage but the first halves the image.
 
@@ -111,7 +98,14 @@ class ResNetHost(nn.Module):
     ) -> None:
         """`base_channels`: of the stem and the first stage; each further stage doubles them."""
         super().__init__()
-        _check_sizes(num_classes, in_channels, blocks_per_stage, base_channels, n_stages)
+        require_least(
+            "ResNetHost",
+            num_classes=num_classes,
+            in_channels=in_channels,
+            blocks_per_stage=blocks_per_stage,
+            base_channels=base_channels,
+            n_stages=n_stages,
+        )
         if norm not in get_args(NormName):
             raise unknown_name("norm", norm, get_args(NormName), "of ResNetHost")
         self.blocks_per_stage = blocks_per_stage
@@ -127,7 +121,7 @@ class ResNetHost(nn.Module):
                 stride = 2 if stage and not index else 1
                 self.blocks.append(BasicBlock(inputs, channels, stride, norm))
                 inputs = channels
-        self.head = Head(inputs, num_classes)
+        self.head = Head(inputs, num_classes, HEAD_GAIN)
 
     def segments(self) -> Sequence[nn.Module]:
         """stem, blocks of stage 1, end of stage 1, ..., head."""
@@ -150,18 +144,3 @@ class ResNetHost(nn.Module):
         for segment in self.segments():
             x = segment(x)
         return x
-
-
-def _check_sizes(
-    num_classes: int, in_channels: int, blocks_per_stage: int, base_channels: int, n_stages: int
-) -> None:
-    sizes = {
-        "num_classes": num_classes,
-        "in_channels": in_channels,
-        "blocks_per_stage": blocks_per_stage,
-        "base_channels": base_channels,
-        "n_stages": n_stages,
-    }
-    for name, value in sizes.items():
-        if value < 1:
-            raise EsperError(f"ResNetHost {name}={value}: must be 1 or more")

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.kasmina.layers.host_checks import require_least
 from esper.kasmina.layers.layers import Draw, DrawnModule
 from esper.kasmina.layers.sequence import CausalAttention, FeedForward
 from esper.leyline.errors import EsperError, ShapeError
@@ -114,7 +115,15 @@ class TransformerHost(nn.Module):
     ) -> None:
         """`block_size`: maximum sequence length; `dropout`: after embeddings, attention and MLP."""
         super().__init__()
-        _check_sizes(vocab, n_embd, n_head, n_layer, block_size, dropout)
+        require_least("TransformerHost", 2, vocab=vocab, n_embd=n_embd)
+        require_least("TransformerHost", n_head=n_head, n_layer=n_layer, block_size=block_size)
+        if n_embd % n_head:
+            raise EsperError(
+                f"TransformerHost n_embd={n_embd}, n_head={n_head}: the width must be a multiple "
+                f"of the heads"
+            )
+        if not 0 <= dropout < 1:
+            raise EsperError(f"TransformerHost dropout={dropout}: must be from 0 to below 1")
         self.width, self.n_layer = n_embd, n_layer
         draw = Draw("normal", INITIAL_STD)
         last = Draw("normal", INITIAL_STD / math.sqrt(2 * n_layer))
@@ -145,25 +154,3 @@ class TransformerHost(nn.Module):
         for segment in self.segments():
             x = segment(x)
         return x
-
-
-def _check_sizes(
-    vocab: int, n_embd: int, n_head: int, n_layer: int, block_size: int, dropout: float
-) -> None:
-    least = {
-        "vocab": (vocab, 2),
-        "n_embd": (n_embd, 2),
-        "n_head": (n_head, 1),
-        "n_layer": (n_layer, 1),
-        "block_size": (block_size, 1),
-    }
-    for name, (value, smallest) in least.items():
-        if value < smallest:
-            raise EsperError(f"TransformerHost {name}={value}: must be {smallest} or more")
-    if n_embd % n_head:
-        raise EsperError(
-            f"TransformerHost n_embd={n_embd}, n_head={n_head}: the width must be a multiple of "
-            f"the heads"
-        )
-    if not 0 <= dropout < 1:
-        raise EsperError(f"TransformerHost dropout={dropout}: must be from 0 to below 1")

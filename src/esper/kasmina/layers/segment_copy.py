@@ -104,9 +104,9 @@ def _is_one(stride: Any) -> bool:
 class _WrongWidth(Exception):
     """A layer receives the slot's width and expects another one."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, widener: _Widener) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.widener = layer, widener
 
 
 def _widen(module: nn.Module, sample: Tensor, width: int) -> dict[str, Draw]:
@@ -117,7 +117,7 @@ def _widen(module: nn.Module, sample: Tensor, width: int) -> dict[str, Draw]:
         try:
             out = _watched(module, sample.clone(), width)
         except _WrongWidth as wrong:
-            draw = _WIDENERS[_kind(wrong.layer)].resize(wrong.layer, width)
+            draw = wrong.widener.resize(wrong.layer, width)
             if draw is not None:
                 path = names[id(wrong.layer)]
                 fresh[f"{path}.weight" if path else "weight"] = draw
@@ -139,12 +139,13 @@ def _watched(module: nn.Module, x: Tensor, width: int) -> object:
     """Run a module; the first layer that gets `width` channels instead of its own raises."""
 
     def check(layer: nn.Module, args: tuple[Any, ...]) -> None:
-        widener = _WIDENERS[_kind(layer)]
-        given = args[0].shape[widener.axis] if args and isinstance(args[0], Tensor) else None
-        if given == width and widener.width(layer) != width:
-            raise _WrongWidth(layer)
+        widener = _widener(layer)
+        if widener is None or not args or not isinstance(args[0], Tensor):
+            return
+        if args[0].shape[widener.axis] == width != widener.width(layer):
+            raise _WrongWidth(layer, widener)
 
-    hooks = [p.register_forward_pre_hook(check) for p in module.modules() if _kind(p) is not None]
+    hooks = [part.register_forward_pre_hook(check) for part in module.modules()]
     try:
         return module(x)
     finally:
@@ -216,26 +217,21 @@ def _resize_norm(layer: Any, width: int) -> None:
             setattr(layer, name, torch.full((width,), start))
 
 
-_WIDENERS: Final[dict[Any, _Widener]] = {
-    "conv": _Widener(1, lambda layer: layer.weight.shape[1] * layer.groups, _resize_conv),
-    "linear": _Widener(-1, lambda layer: layer.weight.shape[1], _resize_linear),
-    "batch norm": _Widener(1, lambda layer: layer.num_features, _resize_norm),
-    "group norm": _Widener(1, lambda layer: layer.num_channels, _resize_norm),
-    "channel norm": _Widener(1, lambda layer: layer.weight.shape[0], _resize_norm),
-    "layer norm": _Widener(-1, lambda layer: layer.normalized_shape[-1], _resize_norm),
-}
+_WIDENERS: Final[tuple[tuple[Any, _Widener], ...]] = (
+    (
+        (_ConvNd, Conv1d, Conv2d),
+        _Widener(1, lambda layer: layer.weight.shape[1] * layer.groups, _resize_conv),
+    ),
+    ((nn.Linear, Linear), _Widener(-1, lambda layer: layer.weight.shape[1], _resize_linear)),
+    (_BatchNorm, _Widener(1, lambda layer: layer.num_features, _resize_norm)),
+    (nn.GroupNorm, _Widener(1, lambda layer: layer.num_channels, _resize_norm)),
+    (ChannelNorm, _Widener(1, lambda layer: layer.weight.shape[0], _resize_norm)),
+    (nn.LayerNorm, _Widener(-1, lambda layer: layer.normalized_shape[-1], _resize_norm)),
+)
+"""Kinds of layers whose width can be changed."""
 
 
-def _kind(layer: nn.Module) -> str | None:
-    """Return the kind of a layer whose width can be changed; None for all others."""
-    kinds: tuple[tuple[Any, str], ...] = (
-        ((_ConvNd, Conv1d, Conv2d), "conv"),
-        ((nn.Linear, Linear), "linear"),
-        (_BatchNorm, "batch norm"),
-        (nn.GroupNorm, "group norm"),
-        (ChannelNorm, "channel norm"),
-        (nn.LayerNorm, "layer norm"),
-    )
+def _widener(layer: nn.Module) -> _Widener | None:
     if isinstance(layer, nn.LayerNorm) and len(layer.normalized_shape) > 1:
         return None
-    return next((name for types, name in kinds if isinstance(layer, types)), None)
+    return next((how for kinds, how in _WIDENERS if isinstance(layer, kinds)), None)

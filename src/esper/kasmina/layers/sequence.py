@@ -6,6 +6,8 @@ seeds. They never depend on the number of axes, so the same code runs stacked an
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -16,8 +18,8 @@ ZERO = Draw("normal", 0.0)
 """Zero initialisation of an output projection: exactly no change initially."""
 
 
-def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal softmax attention on `[..., T, D]`.
+def _attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Softmax attention on `[..., T, D]`, over all positions or those up to each.
 
     Under vmap plain matrix products: torch's fused attention has no batching rule on the CPU and
     runs member by member. CPU time of `vmap(functional_call(CausalAttention))` and its backward,
@@ -25,19 +27,14 @@ def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     16), 12.5 / 15.5 (16, 32, 32), 25 / 37 (32, 32, 64), 41 / 38 (16, 64, 64), 66 / 48 (8, 128, 64).
     """
     if _can_fuse(q):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    size = q.shape[-2]
-    hidden = q.new_full((size, size), float("-inf")).triu(1)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    if causal:
+        size = q.shape[-2]
+        hidden = q.new_full((size, size), float("-inf")).triu(1)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    mixed: Tensor = (scores + hidden).softmax(dim=-1) @ v
-    return mixed
-
-
-def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention over all positions on `[..., T, D]`."""
-    if _can_fuse(q):
-        return F.scaled_dot_product_attention(q, k, v)
-    mixed: Tensor = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+    if causal:
+        scores = scores + hidden
+    mixed: Tensor = scores.softmax(dim=-1) @ v
     return mixed
 
 
@@ -51,6 +48,8 @@ class FullAttention(nn.Module):
 
     Queries, keys and values have no bias: a key bias would never receive a gradient.
     """
+
+    causal: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -67,13 +66,9 @@ class FullAttention(nn.Module):
         self.out = Linear(width, width, draw=last_draw)
         self.dropout = nn.Dropout(dropout)
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention on `[..., heads, T, D]`."""
-        return full_attention(q, k, v)
-
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        mixed = self.mix(self._by_head(q), self._by_head(k), self._by_head(v))
+        mixed = _attention(self._by_head(q), self._by_head(k), self._by_head(v), self.causal)
         out: Tensor = self.dropout(self.out(mixed.transpose(-3, -2).flatten(-2)))
         return out
 
@@ -89,9 +84,7 @@ class FullAttention(nn.Module):
 class CausalAttention(FullAttention):
     """Multi-head self-attention `[..., T, C]` over earlier positions and the position itself."""
 
-    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention on `[..., heads, T, D]`."""
-        return _causal_attention(q, k, v)
+    causal = True
 
 
 class FeedForward(nn.Module):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -11,13 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from esper.kasmina.layers.torch_arguments import constructor_arguments
 from esper.kasmina.plain_saves.vocabulary import LAYERS
 from esper.leyline.errors import EsperError, parse_error_line, shown, unknown_name
 
-_NO_ARGUMENTS: Final = ("self", "args", "kwargs", "device", "dtype", "_weight", "_freeze")
-_RECURRENT: Final = (
-    "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional",
-)  # fmt: skip
 _KINDS: Final = {kind: name for name, kind in LAYERS.items()}
 
 
@@ -38,8 +34,9 @@ _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_ba
 
 def layer_arguments(layer: nn.Module) -> dict[str, Any]:
     """Return the arguments with which a layer was built; raises if it was changed afterwards."""
-    read: Callable[[Any], dict[str, Any]] = _SPECIAL.get(type(layer), _by_signature)
-    arguments = read(layer)
+    kind = type(layer)
+    is_encoder = kind is nn.TransformerEncoderLayer
+    arguments = _encoder_layer(layer) if is_encoder else constructor_arguments(layer, kind)
     again = build_layer(layer_kind(layer), arguments, len(list(layer.parameters())))
     for (path, old), new in zip(layer.named_modules(), again.modules(), strict=True):
         before, after = _settings(old), _settings(new)
@@ -95,28 +92,6 @@ def _same(before: Mapping[str, Any], after: Mapping[str, Any], name: str) -> boo
     return name in before and name in after and bool(before[name] == after[name])
 
 
-def _by_signature(layer: nn.Module) -> dict[str, Any]:
-    """torch's layers keep most arguments as attributes of the same name."""
-    names = inspect.signature(type(layer)).parameters
-    return _attributes(layer, [n for n in names if n not in _NO_ARGUMENTS and hasattr(layer, n)])
-
-
-def _attributes(layer: nn.Module, names: Any) -> dict[str, Any]:
-    found = {name: getattr(layer, name) for name in names}
-    if "bias" in found and not isinstance(found["bias"], bool):
-        found["bias"] = found["bias"] is not None
-    return found
-
-
-def _attention(layer: Any) -> dict[str, Any]:
-    names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
-    return {
-        **_attributes(layer, names),
-        "bias": layer.in_proj_bias is not None,
-        "add_bias_kv": layer.bias_k is not None,
-    }
-
-
 def _encoder_layer(layer: Any) -> dict[str, Any]:
     activation = {F.relu: "relu", F.gelu: "gelu"}.get(layer.activation)
     if activation is None:
@@ -132,12 +107,3 @@ def _encoder_layer(layer: Any) -> dict[str, Any]:
         "norm_first": layer.norm_first,
         "bias": layer.linear1.bias is not None,
     }
-
-
-_SPECIAL: Final[Mapping[type[nn.Module], Callable[[Any], dict[str, Any]]]] = {
-    nn.MultiheadAttention: _attention,
-    nn.TransformerEncoderLayer: _encoder_layer,
-    nn.LSTM: lambda layer: _attributes(layer, (*_RECURRENT, "proj_size")),
-    nn.GRU: lambda layer: _attributes(layer, _RECURRENT),
-    nn.RNN: lambda layer: _attributes(layer, (*_RECURRENT, "nonlinearity")),
-}

@@ -129,7 +129,8 @@ class StackedNetwork:
         self._sources: dict[int, HostSegment] = {}
         """slot -> segment that seeds made from the host are made from."""
         if any(recipe.from_host for recipe in self.blueprints):
-            self._sources = find_sources(as_host(initialiser.rebuild()), self.slots)
+            host = as_host(initialiser.rebuild())
+            self._sources = find_sources(named_segments(host), host.topology, self.slots)
         self._misfits_SK = [
             [self._misfit(slot, recipe) for recipe in self.blueprints]
             for slot in range(len(self.slots))

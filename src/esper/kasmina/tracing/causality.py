@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.tracer import BATCHES
-from esper.leyline.protocols import HostProtocol
 
 _Step = Callable[[Tensor], Tensor]
 MAX_CUTS: Final = 4
@@ -26,15 +25,14 @@ CHANGED: Final = 1e-5
 """Relative difference of outputs that counts."""
 
 
-def is_causal(host: HostProtocol, inputs: Inputs, example: Raw) -> bool:
+def is_causal(segments: Sequence[nn.Module], inputs: Inputs, example: Raw) -> bool:
     """Whether outputs have positions, and depend on earlier ones only.
 
-    `host`: in eval mode. In doubt it is True: if nothing shows that outputs depend on later
-    positions, or if they have several axes and none has the size of the positions.
+    `segments`: of a sequence model, in eval mode. In doubt it is True: if nothing shows that
+    outputs depend on later positions, or if they have several axes and none has the size of the
+    positions.
     """
-    if host.topology != "transformer":
-        return True  # their blueprints know no order of positions
-    first, *others = host.segments()
+    first, *others = segments
     values = inputs.batch(example, BATCHES[1])
     with torch.no_grad(), forked_rng(0):
         starts = [inputs.call(first, values)]

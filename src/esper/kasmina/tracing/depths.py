@@ -21,18 +21,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-import torch
 from torch import nn
 
-from esper.device.rng import forked_rng
 from esper.kasmina.layers.initialisation import build
 from esper.kasmina.tracing.host import Factory, factory_of
 from esper.kasmina.tracing.inputs import Inputs, Raw
-from esper.kasmina.tracing.tracer import kept_random_state, pick_output
+from esper.kasmina.tracing.tracer import kept_random_state
 from esper.kasmina.tracing.width_rules import int_attributes
-from esper.kasmina.tracing.widths import Scaling, plain_kernels
+from esper.kasmina.tracing.widths import Scaling, plain_kernels, train_once, why_not
 from esper.leyline.errors import EsperError
-from esper.leyline.user_errors import format_error, is_out_of_memory
 
 Model = nn.Module | Factory
 MAX_PERIOD: Final = 8
@@ -204,9 +201,7 @@ class Depths:
             unused_before, shape_before = self._given
             missing, shape = self._run(build(deepened, 0, "model"))
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return str(error) if isinstance(error, EsperError) else format_error(error)
+            return why_not(error)
         known = {_place(name, stacks) for name in unused_before}
         unused = [name for name in sorted(missing) if _place(name, stacks) not in known]
         if shape != shape_before:
@@ -222,10 +217,8 @@ class Depths:
     def _run(self, model: nn.Module) -> tuple[set[str], tuple[int, ...]]:
         """Names of the parameters that a batch gives no gradient, and the shape of the output."""
         values = self._inputs.batch(self._example, _SAMPLES)
-        with forked_rng(0), torch.enable_grad():
-            out = pick_output(self._inputs.call(model.train(), values), self._output)
-            out.float().square().sum().backward()
-        return {name for name, p in model.named_parameters() if p.grad is None}, tuple(out.shape)
+        out, missing, _ = train_once(model, self._inputs, values, self._output)
+        return missing, tuple(out.shape)
 
     @cached_property
     def _fresh(self) -> Factory:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from torch.fx.node import map_arg
 from esper.device.rng import forked_rng
 from esper.kasmina.plain.plain_graph import TrainingFlag
 from esper.kasmina.tracing.inputs import Inputs, Raw
+from esper.kasmina.tracing.module_stacks import owner_path
 from esper.kasmina.tracing.tracer import (
     BATCHES,
     FLAG,
@@ -127,33 +127,19 @@ def _trace_mode(
         except EsperError:
             raise
         except Exception as error:  # user code may fail on a proxy in any way
-            raise _stopped(type(model).__name__, error) from error
+            raise UntraceableError(format_error(error)) from error
         _follow_writes(graph)
         lost = _lost_writes(graph)
         if lost is None:
             break
         if not lost:
-            raise UntraceableError(
-                f"{type(model).__name__}.forward writes into a view or a buffer in place, which a "
-                f"trace would lose: write it without in-place operations, or in a module of its "
-                f"own",
-                "its forward writes into a view or a buffer in place",
-            )
+            raise UntraceableError("its forward writes into a view or a buffer in place")
         forced.add(lost)
     additions = Additions()
     _replace_dropout(graph, root, additions)
     _remove_dead(graph)
     _find_additions(graph, root, additions)
     return ModelGraph(graph, root, tracer.ends, additions, _used_leaves(graph, tracer))
-
-
-def _stopped(name: str, error: Exception) -> UntraceableError:
-    reason = format_error(error)
-    return UntraceableError(
-        f"{name}.forward cannot be traced ({reason}): put that line into a module of its own, "
-        f"which is then kept whole",
-        reason,
-    )
 
 
 def _used_leaves(graph: fx.Graph, tracer: ModelTracer) -> dict[str, str]:
@@ -196,9 +182,7 @@ def _lost_writes(graph: fx.Graph) -> str | None:
     """
     for node in graph.nodes:
         if writes(node) and not node.users and node.op != "output":
-            stack = node.meta.get("nn_module_stack") or {}
-            paths = [path for path, _ in stack.values()]
-            return paths[-1] if paths else ""
+            return owner_path(node)
     return None
 
 
@@ -215,7 +199,7 @@ def _replace_dropout(graph: fx.Graph, root: nn.Module, additions: Additions) -> 
         kind = _DROPOUTS.get(node.target) if node.op == "call_function" else None
         if kind is None:
             continue
-        given = _arguments(node.target, node)
+        given = inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments
         flag = given.get("training")
         if not isinstance(flag, fx.Node) or flag.op != "call_module":
             continue
@@ -233,10 +217,6 @@ def _replace_dropout(graph: fx.Graph, root: nn.Module, additions: Additions) -> 
         fresh.meta = {**node.meta, "level": Level.DATA, "writes": []}
         node.replace_all_uses_with(fresh)
         graph.erase_node(node)
-
-
-def _arguments(function: Callable[..., Any], node: fx.Node) -> dict[str, Any]:
-    return dict(inspect.signature(function).bind(*node.args, **node.kwargs).arguments)
 
 
 def _find_additions(graph: fx.Graph, root: nn.Module, additions: Additions) -> None:

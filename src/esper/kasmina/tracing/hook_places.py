@@ -8,31 +8,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
-from esper.kasmina.layers.host_checks import LAYOUTS
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import (
     BLOCK,
-    CHANNELS_FIRST,
-    CHANNELS_LAST,
     LAYER,
     STEP,
     Place,
     choose_places,
     grade_of_layer,
+    has_channels_last,
     in_repeated,
-    layout_of,
-    nearest_names,
+    layout_of_values,
+    no_place,
     together,
 )
 from esper.kasmina.tracing.tracer import BATCHES, pick_output
-from esper.leyline.errors import EsperError, shown
-from esper.leyline.slots import Topology
 from esper.leyline.user_errors import user_code
 
 
@@ -169,10 +166,7 @@ class _Finder:
             return place
         paths = [path for path, _ in self._model.named_modules() if path]
         legal = [p.path for p in map(self.place, paths) if isinstance(p, HookPlace)]
-        near = ", ".join(nearest_names(path, legal)) or "none"
-        raise EsperError(
-            f"slots: {shown(name)} is no place for a seed, {place}; legal near it: {near}"
-        )
+        raise no_place(name, path, place, legal)
 
     def place(self, path: str) -> HookPlace | str:
         """Return the place after a module, or why there is none."""
@@ -187,8 +181,8 @@ class _Finder:
             return f"it returns a {kind}: a tensor is needed, or a tuple that begins with one"
         if isinstance(small.out, tuple) != isinstance(training.out, tuple):
             return "it returns a tuple in one mode only"
-        layout = self._layout(large, h, h_large)
-        if layout is None:
+        layout = layout_of_values(h, h_large, partial(self._channels_last, large, h_large.shape))
+        if layout is None or layout[2]:  # [B, H, W, C] has no blueprints
             dtype = str(h.dtype).removeprefix("torch.")
             return f"its output {tuple(h.shape)}, {dtype}, fits no seed: 2 to 4 axes, batch first"
         before = sum(begin < large.end for begin in self._layers)
@@ -198,7 +192,7 @@ class _Finder:
             return "it is the output of the model"
         if path not in self._used or not before:
             return "the output does not depend on it" if before else "no layer comes before it"
-        topology, channels = layout
+        topology, channels, _ = layout
         in_tuple = isinstance(small.out, tuple)
         grade, shape = self._grade(path), tuple(h.shape[1:])
         same = [c for c in self._runs[1].calls if activation_of(c.out) is h_large]
@@ -208,34 +202,22 @@ class _Finder:
             path, large.end, in_tuple,
         )  # fmt: skip
 
-    def _layout(self, call: _Call, small: Tensor, large: Tensor) -> tuple[Topology, int] | None:
-        """Return topology and channels of an activation; None if seeds do not know its layout."""
-        if small.dtype != torch.float32 or small.ndim not in (2, 3, 4) or not all(small.shape):
-            return None
-        if (len(small), len(large)) != BATCHES or small.shape[1:] != large.shape[1:]:
-            return None
-        topology: Topology = "mlp"
-        if small.ndim > 2:
-            channels = self._channels(call, tuple(large.shape))
-            if small.ndim == 4 and channels == CHANNELS_LAST:
-                return None  # [B, H, W, C] has no blueprints
-            sequence: Topology = "signal" if channels == CHANNELS_FIRST else "transformer"
-            topology = "cnn" if small.ndim == 4 else sequence
-        return topology, small.shape[LAYOUTS[topology].index("C")]
-
-    def _channels(self, call: _Call, shape: tuple[int, ...]) -> str | None:
-        """Return where the next layer that takes the activation has its channels, or the last."""
-        layers = [c for c in self._runs[1].calls if _is_layer(c.module) and layout_of(c.module)]
-        after = sorted((c for c in layers if c.begin > call.end), key=lambda c: c.begin)
-        before = sorted((c for c in layers if c.end <= call.end), key=lambda c: -c.end)
-        seen = [(c.module, c.given) for c in after]
-        seen += [(c.module, tuple(getattr(activation_of(c.out), "shape", ()))) for c in before]
-        for module, found in seen:
-            kind = layout_of(module)
+    def _channels_last(self, call: _Call, shape: tuple[int, ...]) -> bool | None:
+        """Whether the next layer that takes the activation has channels last, or the one before."""
+        layers = [
+            (c, last)
+            for c in self._runs[1].calls
+            if _is_layer(c.module) and (last := has_channels_last(c.module)) is not None
+        ]
+        after = sorted((c for c in layers if c[0].begin > call.end), key=lambda c: c[0].begin)
+        before = sorted((c for c in layers if c[0].end <= call.end), key=lambda c: -c[0].end)
+        seen = [(c.given, last) for c, last in after]
+        seen += [(getattr(activation_of(c.out), "shape", ()), last) for c, last in before]
+        for found, last in seen:
             if found == shape:
-                return kind
+                return last
             if found in _turned(shape):
-                return CHANNELS_LAST if kind == CHANNELS_FIRST else CHANNELS_FIRST
+                return not last
         return None
 
     def _grade(self, path: str) -> int:

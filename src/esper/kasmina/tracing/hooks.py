@@ -8,21 +8,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
-from esper.kasmina.tracing.hook_places import HookPlace, activation_of, hook_places
+from esper.kasmina.tracing.hook_places import HookPlace, hook_places
 from esper.kasmina.tracing.inputs import Inputs, Raw
-from esper.kasmina.tracing.tracer import BATCHES, pick_output
+from esper.kasmina.tracing.places import slot_specs
+from esper.kasmina.tracing.split import adds_to_input
+from esper.kasmina.tracing.tracer import BATCHES, check_output, pick_output
 from esper.leyline.errors import EsperError
-from esper.leyline.slots import InjectionSpec, Topology, slot_id
-
-Factory = Callable[[], nn.Module]
+from esper.leyline.slots import InjectionSpec, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +57,6 @@ class OutputKey:
         return getattr(out, str(self.key)) if self.attribute else out[self.key]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HookPlan:
-    """Where the slots of a model are; all hosts of a kind share it."""
-
-    topology: Topology
-    places: tuple[HookPlace, ...]
-    specs: tuple[InjectionSpec, ...]
-    residual: tuple[bool, ...]
-    """Whether the module of each place adds to its input."""
-    key: OutputKey
-    training_key: OutputKey
-    """In training mode, where a model may return auxiliary outputs, too."""
-    writes_input: bool
-    """Whether the model writes over its input, which others read too."""
-
-    def pick(self, out: Any, training: bool) -> Any:
-        """Return the tensor to train on from what a model returns in a mode."""
-        return (self.training_key if training else self.key).pick(out)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> HookPlan:
-        return self
-
-
 class _HookedModule(nn.Module):
     """A module with a slot behind it, as a map from one tensor to one."""
 
@@ -95,65 +72,26 @@ class _HookedModule(nn.Module):
         return out[0] if self.in_tuple else out
 
 
-class _Plan(Protocol):
-    """What all hosts of a kind share."""
+@dataclass(frozen=True, slots=True, eq=False)
+class HookPlan:
+    """Where the slots of a model are that runs whole."""
 
-    @property
-    def topology(self) -> Topology: ...
-    @property
-    def specs(self) -> tuple[InjectionSpec, ...]: ...
+    topology: Topology
+    specs: tuple[InjectionSpec, ...]
+    places: tuple[HookPlace, ...]
+    key: OutputKey
+    training_key: OutputKey
+    """In training mode, where a model may return auxiliary outputs, too."""
+    residual: tuple[bool, ...] = ()
+    """Whether the module of each place adds to its input."""
 
-
-P = TypeVar("P", bound=_Plan)
-
-
-class UserHost(nn.Module, Generic[P]):
-    """A user's model with slots; parameters and buffers keep the user's names."""
-
-    def __init__(self, model: nn.Module, plan: P) -> None:
-        """`model` belongs to the host from now on."""
-        super().__init__()
-        # The same dictionaries: names stay the user's, and `model.train` keeps its effect.
-        for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
-            self.__dict__[name] = model.__dict__[name]
-        self.__dict__["model"] = model
-        self.plan = plan
-        self.topology = plan.topology
-        self.train()
-
-    model: nn.Module
-    """The user's."""
-
-    def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        """The slots in order of execution."""
-        return self.plan.specs
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode as the user's model does, which may keep parts of it in eval mode."""
-        self.model.train(mode)
-        self.training = self.model.training
-        return self
-
-
-class HookedHost(UserHost[HookPlan]):
-    """A user's model that runs whole."""
-
-    def segments(self) -> Sequence[nn.Module]:
-        """The modules with a slot behind them, and the whole host."""
-        places = zip(self.plan.places, self.plan.residual, strict=True)
-        hooked = [
-            _HookedModule(self.model.get_submodule(place.path), place.in_tuple, residual)
-            for place, residual in places
+    def segments(self, model: nn.Module) -> list[nn.Module]:
+        """The modules of a model that have a slot behind them."""
+        residual = self.residual or (False,) * len(self.places)
+        return [
+            _HookedModule(model.get_submodule(place.path), place.in_tuple, adds)
+            for place, adds in zip(self.places, residual, strict=True)
         ]
-        return (*hooked, self)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the user's model; returns the tensor that is trained on."""
-        return self.plan.pick(self.model(*args, **kwargs), self.model.training)
-
-
-class CannotHookError(EsperError):
-    """A model has places, but does not run by hooks."""
 
 
 # ---- hooks of a planted model: graphs, so that nothing of Esper is in it ------------------------
@@ -201,60 +139,20 @@ def plan_hooks(
     example: Raw,
     slots: int | Sequence[str],
     output: str | int | None,
-) -> HookPlan | None:
-    """Find the places of a model and check that it runs by hooks; None if there is no place.
-
-    Without slots (0) it is trained as it is, and nothing is checked but its output.
-    """
-    values = inputs.batch(example, BATCHES[0])
-    with torch.no_grad(), forked_rng(0):
-        out = inputs.call(copy.deepcopy(base).eval(), values)
-        trained = inputs.call(copy.deepcopy(base).train(), inputs.batch(example, BATCHES[0]))
-    key, training_key = OutputKey.of(out, output), OutputKey.of(trained, output)
-    _check_output(base, key.pick(out))
-    _check_output(base, training_key.pick(trained))
-    if key != training_key and key.key is not None and slots != 0:
-        raise CannotHookError(
-            f"it returns {type(trained).__name__} in training and {type(out).__name__} in eval mode"
-        )
-    places = hook_places(base, inputs, example, slots, output) if slots != 0 else []
-    if not places and slots != 0:
-        return None
-    specs = tuple(
-        InjectionSpec(slot_id(0, col), place.channels, col, place.label)
-        for col, place in enumerate(places)
-    )
-    return HookPlan(
-        topology=places[0].topology if places else "mlp",
-        places=tuple(places),
-        specs=specs,
-        residual=tuple(_is_residual(base, place) for place in places),
-        key=key,
-        training_key=training_key,
-        writes_input=any(value._version for value in values),
-    )
-
-
-def _check_output(base: nn.Module, out: Any) -> None:
+) -> HookPlan:
+    """Find the places of a model and check that it runs by hooks."""
     name = type(base).__name__
-    if not isinstance(out, Tensor):
-        raise EsperError(f"{name} returns {type(out).__name__}, not a tensor: see output=")
-    if out.ndim < 1 or len(out) != BATCHES[0]:
-        raise EsperError(
-            f"{name} turns a batch of {BATCHES[0]} into {tuple(out.shape)}: its output must be "
-            f"batch first; pick another with output="
-        )
-
-
-def _is_residual(base: nn.Module, place: HookPlace) -> bool:
-    """Whether a module without weights, all of them 0, returns its input."""
-    module = copy.deepcopy(base.get_submodule(place.path)).eval()
-    h = torch.linspace(0.5, 1.0, 2 * torch.Size(place.shape).numel()).view(2, *place.shape)
-    with torch.no_grad(), forked_rng(0):
-        for parameter in module.parameters():
-            parameter.zero_()
-        try:
-            out = activation_of(module(h.clone()))
-        except Exception:  # it takes other inputs
-            return False
-    return out is not None and out.shape == h.shape and torch.allclose(out, h)
+    keys = {}
+    for training in (True, False):
+        values = inputs.batch(example, BATCHES[0])
+        with torch.no_grad(), forked_rng(0):
+            out = inputs.call(copy.deepcopy(base).train(training), values)
+        keys[training] = OutputKey.of(out, output)
+        check_output(name, keys[training].pick(out), BATCHES[0])
+        if any(value._version for value in values):
+            raise EsperError(f"{name} writes over its input, which is the data: let it copy it")
+    places = hook_places(base, inputs, example, slots, output) if slots != 0 else []
+    topology = places[0].topology if places else "mlp"
+    plan = HookPlan(topology, slot_specs(places), tuple(places), keys[False], keys[True])
+    parts = zip(plan.segments(base), places, strict=True)
+    return replace(plan, residual=tuple(adds_to_input(part, p.shape) for part, p in parts))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -12,66 +12,36 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from esper.kasmina.blueprints.registry import BlueprintRegistry
-from esper.kasmina.blueprints.seed_places import find_sources, misfit
-from esper.kasmina.layers.host_checks import (
-    as_host,
-    enabled_slots,
-    host_is_causal,
-    host_segments,
-)
+from esper.kasmina.blueprints.registry import BlueprintRegistry, HostSegment
+from esper.kasmina.blueprints.seed_places import find_sources, misfit, segments_of
 from esper.kasmina.layers.initialisation import build, check_not_scripted, check_parameters
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
-from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, UserHost, plan_hooks
+from esper.kasmina.tracing.hooks import HookPlan, plan_hooks
 from esper.kasmina.tracing.inputs import Inputs, Raw
-from esper.kasmina.tracing.places import NodePlace, choose_places, find_places, named_places
-from esper.kasmina.tracing.split import keeps_input, protect_input, split_graph, turn_channels
+from esper.kasmina.tracing.places import (
+    NodePlace,
+    choose_places,
+    find_places,
+    named_places,
+    slot_specs,
+)
+from esper.kasmina.tracing.split import adds_to_input, protect_input, split_graph, turn_channels
 from esper.kasmina.tracing.tracer import (
     BATCHES,
+    Pair,
     UntraceableError,
+    check_output,
     kept_random_state,
     pick_output,
 )
 from esper.leyline.errors import EsperError
-from esper.leyline.slots import InjectionSpec, Topology, slot_id
+from esper.leyline.slots import InjectionSpec, Topology
 from esper.leyline.user_errors import user_code
 
 Factory = Callable[[], nn.Module]
 _MODES: Final = ("eval", "training")
-
-
-class _SegmentPlan:
-    """The graphs of a host's segments; all hosts of a kind share it."""
-
-    def __init__(
-        self,
-        name: str,
-        topology: Topology,
-        graphs: Sequence[fx.Graph],
-        specs: tuple[InjectionSpec, ...],
-        additions: Additions,
-    ) -> None:
-        self.name = name
-        self.topology = topology
-        self.graphs = tuple(graphs)
-        self.specs = specs
-        self.additions = additions
-        self.unused: tuple[str, ...] = ()
-        """Names of parameters and buffers that no segment uses."""
-        self.find_causal: Callable[[], bool] = lambda: True
-        self.opened: dict[str, fx.Graph | None] = {}
-        """Path of a module kept whole -> its graph, if the mode changes numbers only; filled when
-        they are needed (`planting`)."""
-
-    @cached_property
-    def causal(self) -> bool:
-        """Whether outputs at a position depend on earlier ones only; found when first asked."""
-        with kept_random_state():
-            return self.find_causal()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _SegmentPlan:
-        return self
+_NO_PLACE: Final = "nowhere in it a single tensor is passed on"
 
 
 class Segment(fx.GraphModule):
@@ -87,42 +57,28 @@ class Segment(fx.GraphModule):
         return code
 
 
-class TracedHost(UserHost[_SegmentPlan]):
-    """A user's model as a chain of segments."""
+@dataclass(slots=True, eq=False)
+class ChainPlan:
+    """A model as a chain of graphs, cut at the places for seeds."""
 
-    def __init__(self, model: nn.Module, plan: _SegmentPlan) -> None:
-        """`model` belongs to the host from now on."""
-        plan.additions.install(model)
-        super().__init__(model, plan)
-        self._segments: tuple[Segment, ...] | None = None
+    topology: Topology
+    specs: tuple[InjectionSpec, ...]
+    graphs: list[fx.Graph]
+    additions: Additions
+    residual: tuple[bool, ...] = ()
+    """Whether the segment before each place adds to its input."""
+    unused: tuple[str, ...] = ()
+    """Names of parameters and buffers that no segment uses; they stay as they are."""
+    opened: dict[str, fx.Graph | None] = field(default_factory=dict)
+    """Path of a module kept whole -> its graph, if the mode changes numbers only; filled when
+    they are needed (`planting`)."""
 
-    @property
-    def causal(self) -> bool:
-        """Whether outputs at a position depend on earlier ones only."""
-        return self.plan.causal
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Names of parameters and buffers that no segment uses; they stay as they are."""
-        return self.plan.unused
-
-    def segments(self) -> Sequence[nn.Module]:
-        """The parts between the slots."""
-        if self._segments is None:
-            self._segments = tuple(
-                Segment(self.model, graph, "Segment") for graph in self.plan.graphs
-            )
-            for segment in self._segments:
-                segment.residual = keeps_input(segment)
-        return self._segments
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the user's model."""
-        first, *others = self.segments()
-        h = first(*args, **kwargs)
-        for segment in others:
-            h = segment(h)
-        return h
+    def segments(self, model: nn.Module) -> list[Segment]:
+        """The parts of a model that has the additions."""
+        parts = [Segment(model, graph, "Segment") for graph in self.graphs]
+        for part, residual in zip(parts, self.residual, strict=False):
+            part.residual = residual
+        return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,34 +86,70 @@ class HostTrace:
     """A user's model and its places for seeds, and how it is built and called."""
 
     factory: Factory
-    """Builds one host; a new one at each call."""
-    topology: Topology
-    """Kind of the activations at the slots; "mlp" if there are none."""
-    slots: tuple[str, ...]
-    """Ids in order of execution."""
-    places: dict[str, str]
-    """Slot id -> where it is, for example `after layer1.0`."""
+    """Builds the model, with what its graphs need; a new one at each call."""
+    plan: ChainPlan | HookPlan
     name: str
     """Class of the user's model."""
     inputs: Inputs
     """How it is called."""
-    untraced: dict[str, str]
+    example: Raw
+    """Inputs of a few samples."""
+    untraced: dict[str, str] = field(default_factory=dict)
     """Paths of modules kept whole -> why."""
     hooked: str = ""
     """Why the model runs whole, by hooks; empty if it was traced."""
     offered: tuple[str, ...] | None = None
     """Blueprints to choose from; None: all that are registered."""
 
+    @property
+    def topology(self) -> Topology:
+        """Kind of the activations at the slots; "mlp" if there are none."""
+        return self.plan.topology
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Ids in order of execution."""
+        return tuple(spec.slot_id for spec in self.plan.specs)
+
+    @property
+    def places(self) -> dict[str, str]:
+        """Slot id -> where it is, for example `after layer1.0`."""
+        return {spec.slot_id: spec.surface for spec in self.plan.specs}
+
     @cached_property
     def fitting(self) -> dict[str, tuple[str, ...]]:
         """Slot id -> blueprints that fit it; found when first asked."""
-        return _fitting(self)
+        recipes = [BlueprintRegistry.get(name, self.topology) for name in self._candidates]
+        from_host = bool(self.slots) and any(recipe.from_host for recipe in recipes)
+        sources = self.sources(build(self.factory, 0)) if from_host else {}
+        found = {}
+        for spec in self.plan.specs:
+            source = sources.get(spec.slot_id)
+            fits = [r.name for r in recipes if misfit(r, spec, source, self) is None]
+            causal = all(self.causal for r in recipes if r.reads_ahead)
+            found[spec.slot_id] = suitable_attention(fits, causal)
+        return found
 
     @cached_property
     def blueprints(self) -> tuple[str, ...]:
         """Blueprints that fit at least one slot."""
         found = {name for names in self.fitting.values() for name in names}
         return tuple(name for name in self._candidates if name in found)
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether outputs at a position depend on earlier ones only; found when first asked."""
+        if isinstance(self.plan, HookPlan) or self.topology != "transformer":
+            return True  # in doubt; other blueprints know no order of positions
+        with kept_random_state():
+            segments = self.plan.segments(build(self.factory, 0).eval())
+            return is_causal(segments, self.inputs, self.example)
+
+    def sources(self, model: nn.Module) -> dict[str, HostSegment]:
+        """Slot id -> the nearest part of a model with parameters before it, where there is one."""
+        segments = segments_of(model, self.plan.segments(model))
+        found = find_sources(segments, self.topology, self.plan.specs)
+        return {self.slots[index]: source for index, source in found.items()}
 
     @property
     def _candidates(self) -> tuple[str, ...]:
@@ -169,142 +161,93 @@ def trace_model(
     example: Raw,
     slots: int | Sequence[str] = 8,
     output: str | int | None = None,
-    needs_slots: bool = True,
-    runs: bool = False,
 ) -> HostTrace:
     """Find places for seeds in any model, by one example batch; the model itself is not changed.
 
     `model`: an instance, whose weights all members start from, or a class or factory, which gives
-    each member its own. `slots`: how many at most, or paths of the modules they come after.
-    `output`: index or key of the tensor to train on, if the model returns several. `needs_slots`:
-    whether a model without a place for a seed is an error; otherwise its trace has no slots.
-    `runs`: it is known to run on the example.
+    each member its own. `slots`: how many at most, or paths of the modules they come after, which
+    must be places for seeds. `output`: index or key of the tensor to train on, if the model returns
+    several.
     """
+    _check_slots(slots)
     with kept_random_state():
-        traced = _Tracing(factory_of(model), example, output, runs)
-        return traced.run(slots) if needs_slots else traced.run_anyhow(slots)
+        return _Tracing(factory_of(model), example, output).run(slots)
 
 
 class _Tracing:
     """One model on its way to a trace."""
 
-    def __init__(
-        self, factory: Factory, example: Raw, output: str | int | None, runs: bool
-    ) -> None:
+    def __init__(self, factory: Factory, example: Raw, output: str | int | None) -> None:
         self._factory, self._output = factory, output
         self._base = build(factory, 0, "model").cpu()
         check_parameters(self._base)
         self._name = type(self._base).__name__
         self._inputs = Inputs.of(self._base, example)
         self._example = self._inputs.few(example, BATCHES[1])
-        if not runs:
-            _check_runs(self._name, self._base, self._inputs, example)
+        _check_runs(self._name, self._base, self._inputs, example)
 
     def run(self, slots: int | Sequence[str]) -> HostTrace:
-        """Trace it with at least one slot; raises if there is no place for it."""
-        _check_slots(slots)
+        """Trace it; slots that are named must exist."""
         try:
             traced = self._by_graph(slots)
-        except UntraceableError as stopped:
-            return self._by_hooks(slots, stopped)
-        whole = _largest_part(self._base, traced.untraced)
-        if whole is None or not isinstance(slots, int):
+        except UntraceableError as error:
+            return self._by_hooks(slots, str(error))
+        reason = _lack_of_slots(self._base, traced) if isinstance(slots, int) and slots else ""
+        if not reason:
             return traced
-        reason = f"{whole} is kept whole: {traced.untraced[whole]}"
-        try:  # most of the model would have no slots
-            hooked = self._by_hooks(slots, UntraceableError(reason, reason))
+        try:
+            hooked = self._by_hooks(slots, reason)
         except EsperError:
             return traced
         return hooked if len(hooked.slots) > len(traced.slots) else traced
-
-    def run_anyhow(self, slots: int | Sequence[str]) -> HostTrace:
-        """Trace it without slots if there is no place for them; slots that are named must exist."""
-        if slots != 0:
-            try:
-                return self.run(slots)
-            except UntraceableError:
-                if not isinstance(slots, int):
-                    raise
-        try:
-            return self._by_graph(0)
-        except UntraceableError as stopped:
-            return self._by_hooks(0, stopped)
 
     def _by_graph(self, slots: int | Sequence[str]) -> HostTrace:
         """Trace the model into a chain of segments."""
         name, base, inputs, example = self._name, self._base, self._inputs, self._example
         traced = trace_graph(base, inputs, example, self._output)
-        _check_output(name, traced)
-        chosen = _chosen(name, traced, slots) if slots != 0 else []
-        specs = tuple(
-            InjectionSpec(slot_id(0, col), place.channels, col, place.label)
-            for col, place in enumerate(chosen)
-        )
+        for value, samples in zip(_outputs(traced.graph), BATCHES, strict=True):
+            check_output(name, value, samples)
+        chosen = _chosen(traced, slots) if slots != 0 else []
         cuts = [
             turn_channels(traced.graph, place.node) if place.channels_last else place.node
             for place in chosen
         ]
         topology = chosen[0].topology if chosen else "mlp"
         graphs = split_graph(traced.graph, cuts)
-        plan = _SegmentPlan(name, topology, graphs, specs, traced.additions)
+        plan = ChainPlan(topology, slot_specs(chosen), graphs, traced.additions)
         _check_same(base, plan, inputs, example, self._output)
-        kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the class
-        plan.find_causal = lambda: is_causal(
-            kind(copy.deepcopy(base), plan).eval(), inputs, example
+        host = _host_factory(self._factory, plan.additions)
+        segments = plan.segments(build(host, 0))
+        plan.residual = tuple(
+            adds_to_input(part, cut.meta["values"][0].shape[1:])
+            for part, cut in zip(segments, cuts, strict=False)
         )
-        host = _host_factory(self._factory, kind, plan)
-        return _host_trace(host, plan, name, inputs, traced.untraced)
+        return HostTrace(host, plan, name, inputs, example, traced.untraced)
 
-    def _by_hooks(self, slots: int | Sequence[str], stopped: UntraceableError) -> HostTrace:
-        """Let the model run whole; raises what stopped the trace if that cannot be either."""
-        try:
-            plan = plan_hooks(self._base, self._inputs, self._example, slots, self._output)
-        except CannotHookError as error:
-            raise UntraceableError(
-                f"{stopped}; it cannot run whole, by hooks, either: {error}", stopped.reason
-            ) from error
-        if plan is None:
-            raise stopped
-        kind: type[HookedHost] = type(self._name, (HookedHost,), {})
-        host = _host_factory(self._factory, kind, plan)
-        return _host_trace(host, plan, self._name, self._inputs, hooked=stopped.reason)
+    def _by_hooks(self, slots: int | Sequence[str], reason: str) -> HostTrace:
+        """Let the model run whole."""
+        plan = plan_hooks(self._base, self._inputs, self._example, slots, self._output)
+        host = _host_factory(self._factory, Additions())
+        return HostTrace(host, plan, self._name, self._inputs, self._example, {}, reason)
 
 
-def _host_factory(factory: Factory, kind: Callable[..., nn.Module], plan: object) -> Factory:
+def _host_factory(factory: Factory, additions: Additions) -> Factory:
     def host() -> nn.Module:
-        return kind(factory().cpu(), plan)
+        model = factory().cpu()
+        additions.install(model)
+        return model
 
     return host
 
 
-def _largest_part(base: nn.Module, paths: Iterable[str]) -> str | None:
-    """Return the path of the module, among these, that has most of the model's parameters."""
+def _lack_of_slots(base: nn.Module, traced: HostTrace) -> str:
+    """Return why most of a model that was traced has no slots; empty: it has."""
     every = sum(p.numel() for p in base.parameters())
-    for path in paths:
-        if 2 * sum(p.numel() for p in base.get_submodule(path).parameters()) > every:
-            return path
-    return None
-
-
-def _host_trace(
-    host: Factory,
-    plan: _SegmentPlan | HookPlan,
-    name: str,
-    inputs: Inputs,
-    untraced: dict[str, str] | None = None,
-    hooked: str = "",
-) -> HostTrace:
-    ids = tuple(spec.slot_id for spec in plan.specs)
-    return HostTrace(
-        factory=host,
-        topology=plan.topology,
-        slots=ids,
-        places={spec.slot_id: spec.surface for spec in plan.specs},
-        name=name,
-        inputs=inputs,
-        untraced=untraced or {},
-        hooked=hooked,
-    )
+    for path, why in traced.untraced.items():
+        own = sum(p.numel() for p in base.get_submodule(path).parameters())
+        if not traced.slots or 2 * own > every:
+            return f"{path} is kept whole: {why}"
+    return "" if traced.slots else _NO_PLACE
 
 
 def factory_of(model: nn.Module | Factory) -> Factory:
@@ -331,25 +274,19 @@ def _check_slots(slots: int | Sequence[str]) -> None:
         raise EsperError(f"slots={slots!r}: give a number or a list of module paths")
     if not isinstance(slots, int) and not slots:
         raise EsperError("slots=[]: name at least one module")
-    if isinstance(slots, int) and slots < 1:
-        raise EsperError(f"slots={slots}: must be 1 or more")
+    if isinstance(slots, int) and slots < 0:
+        raise EsperError(f"slots={slots}: must be 0 or more")
 
 
-def _chosen(name: str, traced: ModelGraph, slots: int | Sequence[str]) -> list[NodePlace]:
+def _chosen(traced: ModelGraph, slots: int | Sequence[str]) -> list[NodePlace]:
     places = find_places(traced)
-    whole = next(iter(traced.untraced.items()), None)
-    kept = f"{whole[0]} is kept whole: {whole[1]}" if whole else ""
-    if not places:
-        reason = f" ({kept})" if kept else ""
-        raise UntraceableError(
-            f"{name} has no place for a seed{reason}: somewhere between two layers with parameters "
-            f"one float32 tensor, batch first, of 2 to 4 axes must be all that is passed on",
-            kept or "nowhere in it a single tensor is passed on",
-        )
     if isinstance(slots, int):
-        return choose_places(places, slots)
-    if any(_is_inside(path, slots) for path in traced.untraced):
-        raise UntraceableError(f"{name}: {kept}", kept)
+        return choose_places(places, slots) if places else []
+    if not places:
+        raise UntraceableError(_NO_PLACE)
+    for path, why in traced.untraced.items():
+        if _is_inside(path, slots):
+            raise UntraceableError(f"{path} is kept whole: {why}")
     return named_places(places, slots, traced.root)
 
 
@@ -358,30 +295,24 @@ def _is_inside(path: str, slots: Sequence[str]) -> bool:
     return any(str(slot).removeprefix("after ").startswith(f"{path}.") for slot in slots)
 
 
-def _check_output(name: str, traced: ModelGraph) -> None:
-    output = next(node for node in traced.graph.nodes if node.op == "output")
-    value = output.args[0]
-    values = value.meta["values"] if isinstance(value, fx.Node) else None
-    if values is None or not isinstance(values[0], Tensor):
-        raise EsperError(f"{name} returns no tensor that depends on its input: see output=")
-    if values[0].ndim < 1 or (len(values[0]), len(values[1])) != BATCHES:
-        raise EsperError(
-            f"{name} turns a batch of {BATCHES[0]} into {tuple(values[0].shape)}: its output must "
-            f"be batch first; pick another with output="
-        )
+def _outputs(graph: fx.Graph) -> Pair:
+    """Return what a graph returns for the two batches."""
+    value = next(node for node in graph.nodes if node.op == "output").args[0]
+    return value.meta["values"] if isinstance(value, fx.Node) else (value, value)
 
 
 def _complete(
-    plan: _SegmentPlan, base: nn.Module, inputs: Inputs, values: list[Tensor]
+    plan: ChainPlan, base: nn.Module, inputs: Inputs, values: list[Tensor]
 ) -> dict[str, Tensor]:
     """Protect inputs of segments from writes in place; find what no segment uses.
 
     Returns what the chain computes, by mode.
     """
-    host, found = TracedHost(copy.deepcopy(base), plan), {}
-    segments = host.segments()
+    model, found = copy.deepcopy(base), {}
+    plan.additions.install(model)
+    segments = plan.segments(model)
     for mode in _MODES:
-        host.train(mode == "training")
+        model.train(mode == "training")
         with torch.no_grad(), kept_random_state():
             given = [value.clone() for value in values]
             h = inputs.call(segments[0], given)
@@ -392,7 +323,7 @@ def _complete(
                 _protect(graph, given)
         found[mode] = h.clone()
     used = {id(t) for s in segments for t in (*s.parameters(), *s.buffers())}
-    state = (*host.named_parameters(), *host.named_buffers())
+    state = (*model.named_parameters(), *model.named_buffers())
     plan.unused = tuple(name for name, tensor in state if id(tensor) not in used)
     return found
 
@@ -406,25 +337,21 @@ def _protect(graph: fx.Graph, given: list[Tensor], in_dict: bool = False) -> Non
 
 
 def _check_same(
-    base: nn.Module, plan: _SegmentPlan, inputs: Inputs, example: Raw, output: Any
+    base: nn.Module, plan: ChainPlan, inputs: Inputs, example: Raw, output: Any
 ) -> None:
     """Complete the plan; raise unless the chain equals the model in eval and in training mode."""
-    name, values = type(base).__name__, inputs.batch(example, BATCHES[1])
+    values = inputs.batch(example, BATCHES[1])
     differs = _differing_mode(base, plan, inputs, values, output)
     if differs == "training":
         # Parts that the output does not depend on, such as auxiliary heads, are not in the chain,
         # and the random numbers of their dropout are not drawn.
         differs = _differing_mode(_without_dropout(base), plan, inputs, values, output)
     if differs:
-        raise UntraceableError(
-            f"{name} computes something else in {differs} mode than its trace: something in its "
-            f"forward depends on more than its inputs and tensors",
-            f"its trace computes something else in {differs} mode",
-        )
+        raise UntraceableError(f"its trace computes something else in {differs} mode")
 
 
 def _differing_mode(
-    base: nn.Module, plan: _SegmentPlan, inputs: Inputs, values: list[Tensor], output: Any
+    base: nn.Module, plan: ChainPlan, inputs: Inputs, values: list[Tensor], output: Any
 ) -> str:
     """Return the mode in which chain and model differ, with the same random numbers, or ""."""
     model, chain = copy.deepcopy(base), _complete(plan, base, inputs, values)
@@ -448,18 +375,3 @@ def _without_dropout(base: nn.Module) -> nn.Module:
         if isinstance(layer, _DropoutNd):
             layer.p = 0.0
     return quiet
-
-
-def _fitting(trace: HostTrace) -> dict[str, tuple[str, ...]]:
-    if not trace.slots:
-        return {}
-    host = as_host(build(trace.factory, 0))
-    recipes = [BlueprintRegistry.get(name, trace.topology) for name in trace._candidates]
-    specs = enabled_slots(host, trace.slots, len(host_segments(host)))
-    made_from = find_sources(host, specs) if any(r.from_host for r in recipes) else {}
-    causal = all(host_is_causal(host) for r in recipes if r.reads_ahead)
-    fitting = {}
-    for slot, spec in enumerate(specs):
-        fits = [r.name for r in recipes if misfit(r, spec, made_from.get(slot), host) is None]
-        fitting[spec.slot_id] = suitable_attention(fits, causal)
-    return fitting

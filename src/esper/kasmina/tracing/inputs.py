@@ -95,14 +95,9 @@ class Inputs:
                     )
         return found
 
-    def few(self, raw: Raw, samples: int) -> Raw:
+    def few(self, raw: Raw, samples: int) -> Any:
         """Return so many samples of a batch, in its form: an example that costs little to keep."""
-        values = self.batch(raw, samples)
-        if isinstance(raw, Tensor):
-            return values[0]
-        if isinstance(raw, Mapping):
-            return {spec.name: value for spec, value in zip(self.specs, values, strict=True)}
-        return values
+        return self.raw(self.batch(raw, samples))
 
     def batch(self, raw: Raw, samples: int) -> list[Tensor]:
         """Return the first samples of a batch, repeated if it has too few."""

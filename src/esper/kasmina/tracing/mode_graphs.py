@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from torch import fx, nn
+from torch.fx.node import map_aggregate, map_arg
 
 from esper.kasmina.layers.layers import has_hooks
 from esper.kasmina.layers.modes import in_mode
@@ -75,7 +76,7 @@ def _traced(module: nn.Module, mode: bool) -> fx.Graph | None:
     return None if drawn or tracer.untraced else graph
 
 
-class _Differs(Exception):
+class _DiffersError(Exception):
     """Two graphs differ in more than numbers that are 0 in eval mode."""
 
 
@@ -84,59 +85,40 @@ def _joined(training: fx.Graph, evaluated: fx.Graph) -> fx.Graph | None:
     if len(training.nodes) != len(evaluated.nodes):
         return None
     pairs = list(zip(training.nodes, evaluated.nodes, strict=True))
-    join = _Join(training, {other: node for node, other in pairs})
+    partners = {other: node for node, other in pairs}
     try:
         for node, other in pairs:
             if (node.op, node.target) != (other.op, other.target):
                 return None
             with training.inserting_before(node):
-                args, kwargs = (join.value(*both) for both in _arguments(node, other))
-            node.args, node.kwargs = args, kwargs
-    except _Differs:
+                at_rest = map_arg((other.args, other.kwargs), lambda n: partners[n])
+                node.args, node.kwargs = _with_mode(training, (node.args, node.kwargs), at_rest)
+    except _DiffersError:
         return None
     return training
 
 
-def _arguments(node: fx.Node, other: fx.Node) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    return (node.args, other.args), (dict(node.kwargs), dict(other.kwargs))
+def _with_mode(graph: fx.Graph, arguments: Any, at_rest: Any) -> Any:
+    """Return a node's arguments that have one of two values; raises if they cannot.
+
+    `at_rest`: the values in eval mode.
+    """
+    others: list[Any] = []
+    map_aggregate(at_rest, others.append)
+    rest = iter(others)
+
+    def joined(value: Any) -> Any:
+        other = next(rest)
+        if type(value) is type(other) and value == other:
+            return value
+        if not isinstance(value, int | float) or type(other) not in (int, float) or other != 0:
+            raise _DiffersError
+        return graph.call_function(operator.mul, (graph.call_module(FLAG), value))
+
+    if _form(arguments) != _form(at_rest):
+        raise _DiffersError
+    return map_aggregate(arguments, joined)
 
 
-class _Join:
-    """Arguments of a node in both modes as one."""
-
-    def __init__(self, graph: fx.Graph, partners: Mapping[fx.Node, fx.Node]) -> None:
-        self._graph, self._partners = graph, partners
-
-    def value(self, training: Any, evaluated: Any) -> Any:
-        """Return an argument that has one of two values; raises if it cannot be."""
-        if isinstance(training, tuple | list | dict | slice):
-            return self._several(training, evaluated)
-        if isinstance(training, fx.Node):
-            if isinstance(evaluated, fx.Node) and self._partners[evaluated] is training:
-                return training
-            raise _Differs
-        if type(training) is type(evaluated) and training == evaluated:
-            return training
-        numbers = isinstance(training, int | float) and type(evaluated) in (int, float)
-        if not numbers or evaluated != 0:
-            raise _Differs
-        flag = self._graph.call_module(FLAG)
-        return self._graph.call_function(operator.mul, (flag, training))
-
-    def _several(self, training: Any, evaluated: Any) -> Any:
-        if type(training) is not type(evaluated):
-            raise _Differs
-        if isinstance(training, slice):
-            return slice(*self._several(_ends(training), _ends(evaluated)))
-        if isinstance(training, dict):
-            if training.keys() != evaluated.keys():
-                raise _Differs
-            return {key: self.value(training[key], evaluated[key]) for key in training}
-        if len(training) != len(evaluated):
-            raise _Differs
-        found = [self.value(*both) for both in zip(training, evaluated, strict=True)]
-        return tuple(found) if isinstance(training, tuple) else found
-
-
-def _ends(part: slice) -> tuple[Any, Any, Any]:
-    return part.start, part.stop, part.step
+def _form(arguments: Any) -> Any:
+    return map_aggregate(arguments, lambda _: None)

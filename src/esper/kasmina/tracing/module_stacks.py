@@ -20,6 +20,11 @@ def module_stack(node: fx.Node) -> dict[str, tuple[str, Any]]:
     return dict(node.meta.get(STACK) or {})
 
 
+def owner_path(node: fx.Node) -> str:
+    """Path of the module whose code makes a node; empty: the model's own."""
+    return next((path for path, _ in reversed(module_stack(node).values())), "")
+
+
 def kept_stack(node: fx.Node) -> dict[str, Any]:
     """A node's `meta` with only the stack."""
     return {STACK: node.meta[STACK]} if node.meta.get(STACK) else {}

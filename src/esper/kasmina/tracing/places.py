@@ -7,8 +7,9 @@ blueprints know.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import torch
@@ -18,10 +19,10 @@ from torch.nn.modules.conv import _ConvNd
 
 from esper.kasmina.layers.host_checks import LAYOUTS
 from esper.kasmina.tracing.graph import ModelGraph
-from esper.kasmina.tracing.split import size_matches
+from esper.kasmina.tracing.module_stacks import owner_path
 from esper.kasmina.tracing.tracer import BATCHES, FLAG, Level, is_accessor
 from esper.leyline.errors import EsperError, shown
-from esper.leyline.slots import Topology
+from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
 BLOCK, STEP, LAYER, OTHER = 3, 2, 1, 0
 """Grades of a place: end of a block or stage; after an activation, a pool or a skip; after another
@@ -63,7 +64,6 @@ def find_places(model: ModelGraph) -> list[NodePlace]:
     nodes = [node for node in model.graph.nodes if node.op != "output"]
     order = {node: index for index, node in enumerate(nodes)}
     layers = [index for index, node in enumerate(nodes) if _has_parameters(model.root, node)]
-    sizes = _size_uses(nodes, order)
     last_use = {node: _last_use(node, order) for node in nodes}
     places: list[NodePlace] = []
     alive: list[fx.Node] = []
@@ -77,15 +77,18 @@ def find_places(model: ModelGraph) -> list[NodePlace]:
         live = alive[0]
         seen.add(live)
         before = sum(layer <= index for layer in layers)
-        layout = _layout(model.root, live) if 0 < before < len(layers) else None
-        if layout is None or not _sizes_known(sizes, live, index, order):
+        if not 0 < before < len(layers):
+            continue
+        small, large = live.meta["values"]
+        layout = layout_of_values(small, large, partial(_channels_last, model.root, live))
+        if layout is None:
             continue
         topology, channels, last = layout
         paths = _paths(model, live)
         label = _label(model, live, paths)
         times = sum(place.label.partition(" (")[0] == label for place in places)
         label, grade = f"{label} ({times + 1})" if times else label, _grade(model, live)
-        shape = tuple(live.meta["values"][0].shape[1:])
+        shape = tuple(small.shape[1:])
         places.append(
             NodePlace(index, topology, channels, before, paths, grade, label, shape, live, last)
         )
@@ -102,33 +105,8 @@ def _last_use(node: fx.Node, order: dict[fx.Node, int]) -> int:
     )
 
 
-def _size_uses(nodes: Sequence[fx.Node], order: dict[fx.Node, int]) -> list[tuple[fx.Node, int]]:
-    """Return the nodes that read sizes of data, each with the last position that needs them."""
-    needed: dict[fx.Node, int] = {}
-    for node in reversed(nodes):
-        users = [
-            order.get(user, len(order)) if _is_data(user) else needed.get(user, -1)
-            for user in node.users
-        ]
-        needed[node] = max(users, default=-1)
-    return [(n, needed[n]) for n in nodes if is_accessor(n) and _is_data(n.all_input_nodes[0])]
-
-
 def _is_data(node: fx.Node) -> bool:
     return node.op == "output" or node.meta["level"] == Level.DATA
-
-
-def _sizes_known(
-    sizes: Sequence[tuple[fx.Node, int]], live: fx.Node, index: int, order: dict[fx.Node, int]
-) -> bool:
-    """Whether later parts can read all sizes they need from the tensor that is passed on."""
-    return all(
-        size_matches(node.meta["values"], live.meta["values"])
-        for node, last in sizes
-        if last > index
-        and order[node.all_input_nodes[0]] <= index
-        and node.all_input_nodes[0] is not live
-    )
 
 
 def _has_parameters(root: nn.Module, node: fx.Node) -> bool:
@@ -150,33 +128,31 @@ def _derives_from_parameter(node: fx.Node) -> bool:
     return node.op == "call_module" or any(map(_derives_from_parameter, node.all_input_nodes))
 
 
-def _layout(root: nn.Module, node: fx.Node) -> tuple[Topology, int, bool] | None:
+def layout_of_values(
+    small: object, large: object, channels_last: Callable[[], bool | None]
+) -> tuple[Topology, int, bool] | None:
     """Return topology and channels of an activation, and whether it is an image with channels last;
     None if seeds do not know its layout.
+
+    Given are its values on both batches, and what may tell where its channels are.
     """
-    small, large = node.meta["values"]
-    if not isinstance(small, Tensor) or small.dtype != torch.float32:
+    if not isinstance(small, Tensor) or not isinstance(large, Tensor):
         return None
-    if (len(small), len(large)) != BATCHES if small.ndim else True:
+    if small.dtype != torch.float32 or small.ndim not in (2, 3, 4) or not all(small.shape):
         return None
-    if small.shape[1:] != large.shape[1:] or not all(small.shape):
+    if (len(small), len(large)) != BATCHES or small.shape[1:] != large.shape[1:]:
         return None
     if small.ndim == 2:
         return "mlp", small.shape[1], False
-    if small.ndim not in (3, 4):
-        return None
-    found = _nearest(root, node, forward=True) or _nearest(root, node, forward=False)
+    last = channels_last()
     if small.ndim == 4:
-        last = found == CHANNELS_LAST
-        return "cnn", small.shape[-1 if last else 1], last
-    topology: Topology = "signal" if found == CHANNELS_FIRST else "transformer"
+        return "cnn", small.shape[-1 if last else 1], bool(last)
+    topology: Topology = "signal" if last is False else "transformer"
     return topology, small.shape[LAYOUTS[topology].index("C")], False
 
 
 # ---- which axis the channels are ----------------------------------------------------------
 
-CHANNELS_FIRST: Final = "channels first"
-CHANNELS_LAST: Final = "channels last"
 _FIRST_LAYERS: Final = (
     _ConvNd, _BatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.GroupNorm, nn.MaxPool1d,
     nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
@@ -195,23 +171,23 @@ _MAX_STEPS: Final = 12
 """How far to look for a layer that implies the layout."""
 
 
-def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> str | None:
-    """Return the layout that the nearest layer takes a tensor for; those after it count first."""
+def _channels_last(root: nn.Module, node: fx.Node) -> bool | None:
+    """Whether layers near a tensor take it for one with channels last; None: none of them tells."""
+    after = _nearest(root, node, forward=True)
+    return _nearest(root, node, forward=False) if after is None else after
+
+
+def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> bool | None:
+    """Whether channels are last for the nearest layer after or before a tensor."""
     rank = start.meta["values"][0].ndim
     frontier, seen = [(start, False)], {start}
     for _ in range(_MAX_STEPS):
         following: list[tuple[fx.Node, bool]] = []
         for node, flipped in frontier:
             looked_at = node is not start or not forward
-            kind = _kind_of(root, node) if looked_at else None
-            if kind is not None:
-                return (
-                    kind
-                    if not flipped
-                    else CHANNELS_LAST
-                    if kind == CHANNELS_FIRST
-                    else CHANNELS_FIRST
-                )
+            last = _has_last(root, node) if looked_at else None
+            if last is not None:
+                return last != flipped
             turned = flipped != (looked_at and _name(node) in _FLIPS)
             if not forward or not looked_at or _rank(node) == rank:
                 near = list(node.users) if forward else node.all_input_nodes
@@ -234,24 +210,24 @@ def _rank(node: fx.Node) -> int:
     return value.ndim if isinstance(value, Tensor) else -1
 
 
-def layout_of(module: nn.Module) -> str | None:
-    """Return where a layer has its channels; None if it implies none."""
+def has_channels_last(module: nn.Module) -> bool | None:
+    """Whether a layer has its channels last; None if that does not matter to it."""
     for part in module.modules():
         if isinstance(part, _FIRST_LAYERS):
-            return CHANNELS_FIRST
+            return False
         if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) > 1:
             continue
         if isinstance(part, _LAST_LAYERS):
-            return CHANNELS_LAST
+            return True
     return None
 
 
-def _kind_of(root: nn.Module, node: fx.Node) -> str | None:
+def _has_last(root: nn.Module, node: fx.Node) -> bool | None:
     if node.op == "call_module":
-        return layout_of(root.get_submodule(str(node.target)))
+        return has_channels_last(root.get_submodule(str(node.target)))
     if _name(node).startswith(_FIRST_FUNCTIONS):
-        return CHANNELS_FIRST
-    return CHANNELS_LAST if _name(node).startswith(_LAST_FUNCTIONS) else None
+        return False
+    return True if _name(node).startswith(_LAST_FUNCTIONS) else None
 
 
 def _name(node: fx.Node) -> str:
@@ -263,10 +239,7 @@ def _name(node: fx.Node) -> str:
 
 # ---- grades and names ---------------------------------------------------------------------
 
-_POOLS: Final = (
-    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
-)  # fmt: skip
+_STEPS: Final = ("torch.nn.modules.activation", "torch.nn.modules.pooling")
 _ACTIVATIONS: Final = frozenset(
     {"relu", "relu6", "gelu", "silu", "elu", "selu", "mish", "hardswish", "leaky_relu", "prelu",
      "tanh", "sigmoid", "hardtanh", "softplus"}
@@ -275,19 +248,18 @@ _ADDS: Final = frozenset({"add", "add_", "iadd", "cat", "concat"})
 
 
 def _grade(model: ModelGraph, node: fx.Node) -> int:
-    if _name(node) in _ADDS and not model.ends.get(node):
+    name, paths = _name(node), _paths(model, node)
+    if name in _ADDS and not paths:
         data = [n for n in node.all_input_nodes if _is_data(n)]
         return STEP if len(data) > 1 else OTHER
-    grade = _grade_of_step(model, node)
-    return LAYER if grade > LAYER and _inside_block(model, node) else grade
-
-
-def _grade_of_step(model: ModelGraph, node: fx.Node) -> int:
     if model.ends.get(node):
-        return BLOCK
-    if node.op != "call_module":
-        return _grade_of_function(node)
-    return grade_of_layer(model.root.get_submodule(str(node.target)))
+        grade = BLOCK
+    elif node.op == "call_module":
+        grade = grade_of_layer(model.root.get_submodule(str(node.target)))
+    else:
+        grade = STEP if name.rstrip("_") in _ACTIVATIONS or "pool" in name else OTHER
+    owner = paths[-1].rpartition(".")[0] if paths else owner_path(node)
+    return LAYER if grade > LAYER and in_repeated(model.root, owner) else grade
 
 
 def grade_of_layer(module: nn.Module) -> int:
@@ -295,22 +267,10 @@ def grade_of_layer(module: nn.Module) -> int:
     own = type(module).__module__
     if not own.startswith("torch.nn.") or isinstance(module, nn.TransformerEncoderLayer):
         return BLOCK
-    activation = own == "torch.nn.modules.activation"
-    if isinstance(module, _POOLS) or (activation and not isinstance(module, nn.MultiheadAttention)):
+    if own in _STEPS and not isinstance(module, nn.MultiheadAttention):
         return STEP
     first_of_more = isinstance(module, (_ConvNd, nn.Linear, _BatchNorm, nn.GroupNorm))
     return OTHER if first_of_more else LAYER
-
-
-def _grade_of_function(node: fx.Node) -> int:
-    name = _name(node)
-    return STEP if name.rstrip("_") in _ACTIVATIONS or "pool" in name else OTHER
-
-
-def _inside_block(model: ModelGraph, node: fx.Node) -> bool:
-    """Whether a place is in the middle of a block that its parent has several of."""
-    paths = _paths(model, node)
-    return in_repeated(model.root, paths[-1].rpartition(".")[0] if paths else _owner(node))
 
 
 def in_repeated(root: nn.Module, owner: str) -> bool:
@@ -325,12 +285,6 @@ def in_repeated(root: nn.Module, owner: str) -> bool:
     return False
 
 
-def _owner(node: fx.Node) -> str:
-    """Return the path of the module whose code makes a node."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return [path for path, _ in stack.values()][-1] if stack else ""
-
-
 def _paths(model: ModelGraph, node: fx.Node) -> tuple[str, ...]:
     leaf = (str(node.target),) if node.op == "call_module" else ()
     return tuple(dict.fromkeys((*leaf, *model.ends.get(node, ()))))
@@ -339,8 +293,8 @@ def _paths(model: ModelGraph, node: fx.Node) -> tuple[str, ...]:
 def _label(model: ModelGraph, node: fx.Node, paths: Sequence[str]) -> str:
     if paths:
         return f"after {paths[-1]}"
-    if _owner(node):
-        return f"after {_name(node)} in {_owner(node)}"
+    if owner := owner_path(node):
+        return f"after {_name(node)} in {owner}"
     previous = node.prev
     while previous.op != "root" and not _is_named_layer(model, previous):
         previous = previous.prev
@@ -429,17 +383,31 @@ def _named(places: Sequence[P], name: str, root: nn.Module) -> P:
     if len(found) > 1:
         raise EsperError(f"slots: {name!r} runs {len(found)} times; name a module that runs once")
     legal = list(dict.fromkeys(place.label.removeprefix("after ") for place in places))
-    near = ", ".join(nearest_names(str(wanted), legal)) or "none"
     known = wanted in dict(root.named_modules())
     problem = "more than one tensor is alive behind it, or its layout fits no seed"
     reason = problem if known else "there is no module of that name"
-    raise EsperError(
+    raise no_place(name, str(wanted), reason, legal)
+
+
+_NEAR: Final = 4
+"""Legal names to show, at most."""
+
+
+def no_place(name: object, path: str, reason: str, legal: Sequence[str]) -> EsperError:
+    """Return the error of a slot that cannot be, with the legal names closest to it: those under or
+    above it, then those like it.
+    """
+    related = [n for n in legal if n.startswith(f"{path}.") or path.startswith(f"{n}.")]
+    alike = difflib.get_close_matches(path, legal, n=_NEAR, cutoff=0.0)
+    near = ", ".join(list(dict.fromkeys([*related, *alike]))[:_NEAR]) or "none"
+    return EsperError(
         f"slots: {shown(name)} is no place for a seed, {reason}; legal near it: {near}"
     )
 
 
-def nearest_names(name: str, legal: Sequence[str], most: int = 4) -> list[str]:
-    """Return the legal names closest to a name: those under or above it, then those like it."""
-    related = [n for n in legal if n.startswith(f"{name}.") or name.startswith(f"{n}.")]
-    alike = difflib.get_close_matches(name, legal, n=most, cutoff=0.0)
-    return list(dict.fromkeys([*related, *alike]))[:most]
+def slot_specs(places: Sequence[Place]) -> tuple[InjectionSpec, ...]:
+    """Return the slots at places, in a row."""
+    return tuple(
+        InjectionSpec(slot_id(0, col), place.channels, col, place.label)
+        for col, place in enumerate(places)
+    )

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils import _pytree as pytree
 
-from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry, HostSegment
-from esper.kasmina.blueprints.seed_places import build_seed, find_sources, misfit
-from esper.kasmina.layers.host_checks import as_host
+from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
+from esper.kasmina.blueprints.seed_places import build_seed, misfit
 from esper.kasmina.layers.initialisation import build
 from esper.kasmina.plain.plain_graph import (
     Added,
@@ -34,13 +33,13 @@ from esper.kasmina.plain.plain_graph import (
     converted,
     set_tracer,
 )
-from esper.kasmina.tracing.hooks import HookedHost, OutputKey, pick_hook, seed_hook
-from esper.kasmina.tracing.host import HostTrace, TracedHost
+from esper.kasmina.tracing.hooks import HookPlan, OutputKey, pick_hook, seed_hook
+from esper.kasmina.tracing.host import ChainPlan, HostTrace
 from esper.kasmina.tracing.mode_graphs import mode_graph
 from esper.kasmina.tracing.module_stacks import nested_stack
 from esper.kasmina.tracing.tracer import FLAG
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.slots import InjectionSpec, is_slot_id
+from esper.leyline.slots import is_slot_id
 from esper.leyline.streams import stream_seed
 
 LAST: Final = "last"
@@ -57,42 +56,38 @@ def planted_model(trace: HostTrace, seeds: Mapping[str, str], key: int) -> nn.Mo
     for slot in seeds:
         if slot not in trace.slots:
             raise unknown_name("slot", slot, trace.slots, f"of {trace.name}")
-    host = build(trace.factory, key)
-    assert isinstance(host, TracedHost | HookedHost)
-    grown = _grown_seeds(trace, host, seeds, key)
-    if isinstance(host, HookedHost):
-        return _with_hooks(host, grown)
-    return _as_graph(trace, host, grown)
+    model = build(trace.factory, key)
+    grown = _grown_seeds(trace, model, seeds, key)
+    if isinstance(trace.plan, HookPlan):
+        return _with_hooks(model, trace.plan, grown)
+    return _as_graph(trace, trace.plan, model, grown)
 
 
 # ---- seeds --------------------------------------------------------------------------------
 
 
 def _grown_seeds(
-    trace: HostTrace, host: TracedHost | HookedHost, seeds: Mapping[str, str], key: int
+    trace: HostTrace, model: nn.Module, seeds: Mapping[str, str], key: int
 ) -> dict[str, fx.GraphModule]:
     """Return the seeds by slot, as graphs from an activation to the one that is passed on."""
-    specs = [spec for spec in host.injection_specs() if spec.slot_id in seeds]
+    specs = [spec for spec in trace.plan.specs if spec.slot_id in seeds]
     recipes = [BlueprintRegistry.get(seeds[spec.slot_id], trace.topology) for spec in specs]
-    made_from: dict[int, HostSegment] = {}
-    if any(recipe.from_host for recipe in recipes):
-        made_from = find_sources(as_host(host), specs)
+    from_host = any(recipe.from_host for recipe in recipes)
+    sources = trace.sources(model) if from_host else {}
     grown = {}
-    for index, (spec, recipe) in enumerate(zip(specs, recipes, strict=True)):
-        source = made_from.get(index)
-        reason = misfit(recipe, spec, source, host)
+    for spec, recipe in zip(specs, recipes, strict=True):
+        source = sources.get(spec.slot_id)
+        reason = misfit(recipe, spec, source, trace)
         if reason is not None:
             raise EsperError(f"slot {spec.slot_id}: blueprint {recipe.name!r} {reason}")
-        delta = _fresh_seed(recipe, spec, source, stream_seed(key, spec.slot_id, recipe.name))
-        _inherit(delta, host)
+        delta = build(
+            partial(build_seed, recipe, spec, source),
+            stream_seed(key, spec.slot_id, recipe.name),
+            f"blueprint {recipe.name!r}",
+        )
+        _inherit(delta, model)
         grown[spec.slot_id] = _seed_graph(delta, recipe)
     return grown
-
-
-def _fresh_seed(
-    recipe: Blueprint, spec: InjectionSpec, source: HostSegment | None, key: int
-) -> nn.Module:
-    return build(lambda: build_seed(recipe, spec, source), key, f"blueprint {recipe.name!r}")
 
 
 def _inherit(delta: nn.Module, host: nn.Module) -> None:
@@ -153,12 +148,11 @@ class _SeedTracer(LeafTracer):
 
 
 def _as_graph(
-    trace: HostTrace, host: TracedHost, seeds: Mapping[str, fx.GraphModule]
+    trace: HostTrace, plan: ChainPlan, model: nn.Module, seeds: Mapping[str, fx.GraphModule]
 ) -> fx.GraphModule:
     """Join the graphs of the segments and of the seeds."""
-    model, plan = host.model, host.plan
     folder = _add_seeds(model, seeds)
-    opened = _opened_modules(trace, host)
+    opened = _opened_modules(plan, model, trace.untraced)
     graph = fx.Graph()
     given: list[Any] = [graph.placeholder(name) for name in trace.inputs.arguments]
     for position, part in enumerate(plan.graphs):
@@ -182,21 +176,21 @@ def _as_graph(
     return network
 
 
-def _opened_modules(trace: HostTrace, host: TracedHost) -> dict[str, fx.Graph]:
+def _opened_modules(
+    plan: ChainPlan, model: nn.Module, untraced: Mapping[str, str]
+) -> dict[str, fx.Graph]:
     """Return graphs of modules that the trace kept whole, as far as they have one, by path."""
-    found = host.plan.opened
     calls: dict[str, list[fx.Node]] = {}
-    for part in host.plan.graphs:
+    for part in plan.graphs:
         for node in part.nodes:
-            if node.op == "call_module" and node.target in trace.untraced:
+            if node.op == "call_module" and node.target in untraced:
                 calls.setdefault(str(node.target), []).append(node)
     for path, nodes in calls.items():
-        if path not in found:
-            module = host.model.get_submodule(path)
-            found[path] = mode_graph(module, nodes, trace.untraced[path])
-    opened = {path: graph for path, graph in found.items() if graph is not None}
+        if path not in plan.opened:
+            plan.opened[path] = mode_graph(model.get_submodule(path), nodes, untraced[path])
+    opened = {path: graph for path, graph in plan.opened.items() if graph is not None}
     for path in opened:
-        host.model.get_submodule(path).add_module(FLAG, TrainingFlag())
+        model.get_submodule(path).add_module(FLAG, TrainingFlag())
     return opened
 
 
@@ -206,33 +200,21 @@ def _append(
     given: Sequence[Any],
     prefix: str,
     opened: Mapping[str, fx.Graph],
+    caller: fx.Node | None = None,
 ) -> Any:
     """Add the nodes of a graph that takes some values; return its output.
 
-    `opened`: graphs to put in the place of modules.
+    `opened`: graphs to put in the place of modules; `caller`: the node that called such a module.
     """
     takes = [node for node in part.nodes if node.op == "placeholder"]
     made: dict[fx.Node, Any] = dict(zip(takes, given, strict=True))
-    return _copy_nodes(graph, part, made, prefix, opened)
-
-
-def _copy_nodes(
-    graph: fx.Graph,
-    part: fx.Graph,
-    made: dict[fx.Node, Any],
-    prefix: str,
-    opened: Mapping[str, fx.Graph],
-    caller: fx.Node | None = None,
-) -> Any:
     for node in part.nodes:
         path = f"{prefix}{node.target}"
         if node.op == "output":
             return fx.node.map_arg(node.args[0], lambda n: made[n])
         if node.op == "call_module" and path in opened:
-            inner = opened[path]
-            names = [n for n in inner.nodes if n.op == "placeholder"]
-            inside = {n: made[arg] for n, arg in zip(names, node.all_input_nodes, strict=True)}
-            made[node] = _copy_nodes(graph, inner, inside, f"{path}.", {}, node)
+            inside = [made[argument] for argument in node.all_input_nodes]
+            made[node] = _append(graph, opened[path], inside, f"{path}.", {}, node)
         elif node.op != "placeholder":
             copied = made[node] = graph.node_copy(node, lambda n: made[n])
             copied.meta = nested_stack(node, prefix, caller)
@@ -270,17 +252,10 @@ class PickOutput(nn.Module):
         return (self.training_key if hooked.training else self.key).pick(output)
 
 
-def copy_inputs(_: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Forward pre-hook of a model that writes over its inputs, which are the data."""
-    return pytree.tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-
-
-def _with_hooks(host: HookedHost, seeds: Mapping[str, fx.GraphModule]) -> nn.Module:
-    model, plan = host.model, host.plan
+def _with_hooks(model: nn.Module, plan: HookPlan, seeds: Mapping[str, fx.GraphModule]) -> nn.Module:
     held = {}
-    for spec in plan.specs:
+    for spec, place in zip(plan.specs, plan.places, strict=True):
         if spec.slot_id in seeds:
-            place = plan.places[spec.position]
             hook = held[spec.slot_id] = seed_hook(seeds[spec.slot_id], place.in_tuple)
             hook.meta[LAST] = seeds[spec.slot_id].meta[LAST]
             model.get_submodule(place.path).register_forward_hook(hook)
@@ -289,8 +264,6 @@ def _with_hooks(host: HookedHost, seeds: Mapping[str, fx.GraphModule]) -> nn.Mod
         model.register_forward_hook(PickOutput(plan.key, plan.training_key))
     elif plan.key.key is not None:
         model.register_forward_hook(pick_hook(plan.key))
-    if plan.writes_input:
-        model.register_forward_pre_hook(copy_inputs, with_kwargs=True)
     return model.train()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from esper.kasmina.layers.torch_arguments import constructor_arguments, torch_class
 from esper.kasmina.tracing.initial_weights import Initialisation
 from esper.leyline.errors import EsperError
 
@@ -82,12 +83,7 @@ def _passing_sizes(layer: nn.Module, x: Tensor) -> Sizes:
         return {"unflattened_size": (x.shape[layer.dim] // math.prod(old[1:]), *old[1:])}
     if isinstance(layer, nn.GroupNorm):
         return {"num_channels": x.shape[1]}
-    single = isinstance(layer, _InstanceNorm) and x.ndim == _unbatched_rank(layer)
-    return {"num_features": x.shape[0 if single else 1]}
-
-
-def _unbatched_rank(layer: nn.Module) -> int:
-    return int(type(layer).__name__[-2]) + 1
+    return {"num_features": x.shape[1]}
 
 
 def _convolution_sizes(layer: _ConvNd, channels: int, scale: Scale) -> Sizes:
@@ -99,56 +95,8 @@ def _convolution_sizes(layer: _ConvNd, channels: int, scale: Scale) -> Sizes:
 
 def _fresh_layer(layer: nn.Module, sizes: Sizes) -> nn.Module:
     """Return a new layer of the torch class with other sizes and its default initialisation."""
-    names, kind = _arguments(layer)
-    given = {name: getattr(layer, name) for name in names}
-    if "bias" in given:
-        given["bias"] = given["bias"] is not None and given["bias"] is not False
-    if isinstance(layer, nn.MultiheadAttention):
-        given |= {"bias": layer.in_proj_bias is not None, "add_bias_kv": layer.bias_k is not None}
-        if layer._qkv_same_embed_dim and len(set(_attention_widths(sizes))) == 1:
-            sizes = {n: v for n, v in sizes.items() if n not in ("kdim", "vdim")}
-    if isinstance(layer, nn.LayerNorm):
-        given["bias"] = layer.bias is not None
-    if isinstance(layer, nn.Bilinear):
-        return nn.Bilinear(**sizes, bias=layer.bias is not None)
-    return kind(**(given | sizes))
-
-
-def _attention_widths(sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(sizes[name] for name in ("embed_dim", "kdim", "vdim"))
-
-
-_CONV: Final = "in_channels out_channels kernel_size stride padding dilation groups bias"
-_ARGUMENTS: Final[dict[tuple[type[nn.Module], ...], str]] = {
-    (nn.Linear,): "in_features out_features bias",
-    (nn.Bilinear,): "",
-    (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d):
-        f"{_CONV} output_padding padding_mode",
-    (nn.Conv1d, nn.Conv2d, nn.Conv3d): f"{_CONV} padding_mode",
-    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm2d,
-     nn.InstanceNorm3d): "eps momentum affine track_running_stats",
-    (nn.GroupNorm,): "num_groups num_channels eps affine",
-    (nn.LayerNorm,): "eps elementwise_affine",
-    (nn.RMSNorm,): "eps elementwise_affine",
-    (nn.PReLU,): "",
-    (nn.Unflatten,): "dim",
-    (nn.Embedding,): "num_embeddings padding_idx max_norm norm_type scale_grad_by_freq sparse",
-    (nn.EmbeddingBag,): "num_embeddings max_norm norm_type scale_grad_by_freq mode sparse "
-    "include_last_offset padding_idx",
-    (nn.MultiheadAttention,): "num_heads dropout add_zero_attn batch_first",
-    (nn.LSTM, nn.GRU): "num_layers bias batch_first dropout bidirectional",
-    (nn.RNN,): "num_layers nonlinearity bias batch_first dropout bidirectional",
-    (nn.LSTMCell, nn.GRUCell): "bias",
-    (nn.RNNCell,): "bias nonlinearity",
-}  # fmt: skip
-
-
-def _arguments(layer: nn.Module) -> tuple[list[str], Callable[..., nn.Module]]:
-    for kinds, names in _ARGUMENTS.items():
-        for kind in kinds:
-            if isinstance(layer, kind):
-                return names.split(), kind
-    raise EsperError(f"{type(layer).__name__} has no known sizes")
+    kind = torch_class(layer)
+    return kind(**(constructor_arguments(layer, kind) | sizes))
 
 
 _OWN_STATE: Final = ("training", "_modules", "_parameters", "_buffers")

@@ -6,13 +6,17 @@ sizes of tensors that are gone are read from the part's own input.
 
 from __future__ import annotations
 
+import copy
+import math
 import operator
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from esper.device.rng import forked_rng
 from esper.kasmina.tracing.module_stacks import kept_stack
 from esper.kasmina.tracing.tracer import BATCHES, Level, Pair, is_accessor
 from esper.leyline.errors import EsperError
@@ -42,16 +46,6 @@ def turn_channels(graph: fx.Graph, node: fx.Node) -> fx.Node:
         added.meta = {"values": values, "level": Level.DATA, "writes": []}
     node.replace_all_uses_with(same, delete_user_cb=lambda user: user is not first)
     return first
-
-
-def size_matches(value: Pair, live: Pair) -> bool:
-    """Whether sizes, types and devices can be had from the tensor that is passed on."""
-    a, b = value
-    if isinstance(a, tuple):
-        return all(size_matches(pair, live) for pair in zip(a, b, strict=True))
-    if a == b:
-        return True
-    return isinstance(a, int) and a * BATCHES[1] == b * BATCHES[0] and a % BATCHES[0] == 0
 
 
 class _Part:
@@ -152,51 +146,22 @@ def _shape(value: object) -> tuple[int, ...]:
 
 # ---- properties of a part ---------------------------------------------------------------------
 
-_ADDS = frozenset({"add", "add_", "iadd"})
-_PASSES = frozenset({"relu", "relu_", "gelu", "silu", "dropout", "clone", "contiguous"})
-_PASSING_LAYERS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
-"""Where layers are defined that keep the shape and have no weights, except attention."""
 
+def adds_to_input(part: nn.Module, shape: Sequence[int]) -> bool:
+    """Whether a part returns its input where all its weights are 0: it adds to it.
 
-def keeps_input(segment: fx.GraphModule) -> bool:
-    """Whether the output is the input plus something, perhaps through an activation."""
-    output = next(node for node in segment.graph.nodes if node.op == "output")
-    start = output.args[0]
-    adds = isinstance(start, fx.Node) and start.op != "placeholder"
-    return adds and _reaches_input(segment, start, ())
-
-
-def _reaches_input(segment: fx.GraphModule, node: fx.Node, axes: tuple[int, ...]) -> bool:
-    """Whether a node adds to the input; `axes`: how its axes are permuted later."""
-    while True:
-        if node.op == "placeholder":
-            return axes == tuple(range(len(axes)))
-        data = [n for n in node.args if isinstance(n, fx.Node)]
-        if _name(node) in _ADDS:
-            return any(_reaches_input(segment, n, axes) for n in data)
-        if node.op == "call_method" and node.target == "permute":
-            order = [axis for axis in node.args[1:] if isinstance(axis, int)]
-            if len(order) + 1 < len(node.args) or (axes and len(axes) != len(order)):
-                return False
-            axes = tuple(order[axis] for axis in axes) if axes else tuple(order)
-        elif not data or not _passes(segment, node):
+    `shape`: of its output, one sample.
+    """
+    part = copy.deepcopy(part).eval()
+    h = torch.linspace(0.5, 1.0, 2 * math.prod(shape)).view(2, *shape)
+    with torch.no_grad(), forked_rng(0), warnings.catch_warnings(action="ignore"):
+        for parameter in part.parameters():
+            parameter.zero_()
+        try:
+            out = part(h.clone())
+        except Exception:  # it takes other inputs
             return False
-        node = data[0]
-
-
-def _passes(segment: fx.GraphModule, node: fx.Node) -> bool:
-    if node.op != "call_module":
-        return _name(node) in _PASSES
-    layer = segment.get_submodule(str(node.target))
-    if isinstance(layer, nn.MultiheadAttention):
-        return False
-    return isinstance(layer, nn.Identity) or type(layer).__module__ in _PASSING_LAYERS
-
-
-def _name(node: fx.Node) -> str:
-    if node.op == "call_function":
-        return str(getattr(node.target, "__name__", ""))
-    return str(node.target) if node.op == "call_method" else ""
+    return isinstance(out, Tensor) and out.shape == h.shape and torch.allclose(out, h)
 
 
 def protect_input(graph: fx.Graph, x: fx.Node) -> None:

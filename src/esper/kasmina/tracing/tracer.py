@@ -18,6 +18,7 @@ import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -37,12 +38,7 @@ BATCHES: Final = (2, 3)
 
 
 class UntraceableError(EsperError):
-    """A model has no chain of segments; it may still run whole, by hooks."""
-
-    def __init__(self, message: str, reason: str) -> None:
-        """`reason`: the part of the message that says why."""
-        super().__init__(message)
-        self.reason = reason
+    """Why a model has no chain of segments; it may still run whole, by hooks."""
 
 
 MODE_FLOW: Final = "control flow on self.training"
@@ -140,8 +136,6 @@ class ModelTracer(LeafTracer):
         self._output = output
         self._mode = mode
         self._evaluating = False
-        self._counting: list[dict[str, Any]] = []
-        """Globals of users' code in which `len` is replaced."""
 
     # ---- entry ----------------------------------------------------------------------------
 
@@ -152,32 +146,22 @@ class ModelTracer(LeafTracer):
         self.ends.clear()
         self.untraced.clear()
         before = random_state()
-        try:
-            with _patched_training(self), _patched_isinstance(), torch.no_grad():
-                graph = super().trace(root, concrete_args)
-        finally:
-            for names in self._counting:
-                del names["len"]
-            self._counting.clear()
+        with _patched_training(self), _patched_builtins(), torch.no_grad():
+            graph = super().trace(root, concrete_args)
         if random_state() != before:
-            raise UntraceableError(
-                f"{type(root).__name__}.forward draws random numbers that a trace would freeze: "
-                f"move the lines that draw them into a module of their own",
-                "its forward draws random numbers in Python",
-            )
+            raise UntraceableError("its forward draws random numbers in Python")
         return graph
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
         """Return a function of the model's inputs, and its arguments."""
-        self._replace_len(root_fn)
         inputs = self._inputs
 
         def forward(root: nn.Module, *given: Any) -> Any:
             values = given if inputs.form != "dict" else [given[0][s.name] for s in inputs.specs]
             out = inputs.call(lambda *args, **kw: root_fn(root, *args, **kw), values)
-            return self.pick(out)
+            return pick_output(out, self._output)
 
         proxies = [self.create_proxy("placeholder", name, (), {}) for name in inputs.arguments]
         return forward, [self.root, *proxies]
@@ -188,10 +172,6 @@ class ModelTracer(LeafTracer):
         if self._inputs.form == "dict":
             return {spec.name: v for spec, v in zip(self._inputs.specs, values, strict=True)}
         return values[self._inputs.arguments.index(argument)]
-
-    def pick(self, out: Any) -> Any:
-        """Return the tensor that is trained on from what `forward` returns."""
-        return pick_output(out, self._output)
 
     # ---- nodes and their values -----------------------------------------------------------
 
@@ -308,9 +288,8 @@ class ModelTracer(LeafTracer):
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
-        self._replace_len(type(m).forward)
         if type(m) is nn.TransformerEncoder:
-            forward = _EncoderCall(m)
+            forward = partial(_encode, m)
         nodes, depth, before = len(self.graph.nodes), len(self.module_stack), random_state()
         out = super().call_module(m, forward, args, kwargs)
         if random_state() != before:
@@ -333,13 +312,6 @@ class ModelTracer(LeafTracer):
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
-    def _replace_len(self, function: Callable[..., Any]) -> None:
-        """Let a function of the user's read batch sizes by `len`, which must return an int."""
-        names = getattr(function, "__globals__", {})
-        if "len" not in names and names.get("__name__", "torch").partition(".")[0] != "torch":
-            names["len"] = _size_or_len
-            self._counting.append(names)
-
     def training_of(self, module: nn.Module) -> Any:
         """Return `module.training`: a node of the graph for modules that are traced."""
         paths = getattr(self, "submodule_paths", None)
@@ -360,35 +332,22 @@ FLAG: Final = "_training"
 """Name of the training flag in its module."""
 
 
-def _size_or_len(value: Any) -> Any:
-    if isinstance(value, _ValueProxy):
-        small, large = value.node.meta["values"]
-        if isinstance(small, Tensor) and len(small) != len(large):
-            return value.size(0)
-    return len(value)
-
-
-class _EncoderCall:
+def _encode(
+    encoder: nn.TransformerEncoder,
+    src: Any,
+    mask: Any = None,
+    src_key_padding_mask: Any = None,
+    is_causal: bool | None = None,
+) -> Any:
     """`nn.TransformerEncoder.forward` as a loop over its layers, which fx can trace."""
-
-    def __init__(self, encoder: nn.TransformerEncoder) -> None:
-        self._encoder = encoder
-
-    def __call__(
-        self,
-        src: Any,
-        mask: Any = None,
-        src_key_padding_mask: Any = None,
-        is_causal: bool | None = None,
-    ) -> Any:
-        for layer in self._encoder.layers:
-            src = layer(
-                src,
-                src_mask=mask,
-                is_causal=bool(is_causal),
-                src_key_padding_mask=src_key_padding_mask,
-            )
-        return src if self._encoder.norm is None else self._encoder.norm(src)
+    for layer in encoder.layers:
+        src = layer(
+            src,
+            src_mask=mask,
+            is_causal=bool(is_causal),
+            src_key_padding_mask=src_key_padding_mask,
+        )
+    return src if encoder.norm is None else encoder.norm(src)
 
 
 def pick_output(out: Any, output: str | int | None) -> Any:
@@ -410,6 +369,17 @@ def pick_output(out: Any, output: str | int | None) -> Any:
         first = next((key for key in keys if isinstance(value[key], Tensor)), None)
         return out if first is None else out[first]  # type: ignore[index]
     return out
+
+
+def check_output(name: str, out: object, samples: int) -> None:
+    """Raise unless what was picked is a tensor, batch first."""
+    if not isinstance(out, Tensor):
+        raise EsperError(f"{name} returns {type(out).__name__}, not a tensor: see output=")
+    if out.ndim < 1 or len(out) != samples:
+        raise EsperError(
+            f"{name} turns a batch of {samples} into {tuple(out.shape)}: its output must be batch "
+            f"first; pick another with output="
+        )
 
 
 def _named_output(out: Any, output: str | int) -> Any:
@@ -475,13 +445,14 @@ def kept_random_state() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _patched_isinstance() -> Iterator[None]:
-    """Let `isinstance(x, Tensor)` hold for proxies of tensors inside the block, as checks expect.
+def _patched_builtins() -> Iterator[None]:
+    """Let `isinstance(x, Tensor)` hold for proxies of tensors inside the block, as checks expect,
+    and let `len` read batch sizes, which a method of the proxy may not: it must return an int.
 
-    A `__class__` of the proxy would do, too, but torch's parser of arguments believes it, and
-    `torch.pow(x, 3.0)` then reads the memory of a tensor that is not there.
+    A `__class__` of the proxy would do for the first, too, but torch's parser of arguments believes
+    it, and `torch.pow(x, 3.0)` then reads the memory of a tensor that is not there.
     """
-    original = builtins.isinstance
+    original, count = builtins.isinstance, builtins.len
 
     def patched(value: Any, kinds: Any) -> bool:
         if original(value, kinds):
@@ -491,11 +462,18 @@ def _patched_isinstance() -> Iterator[None]:
         known: Any = value.node.meta["values"][0]
         return original(known, Tensor) and original(known, kinds)
 
-    builtins.isinstance = patched
+    def size_or_len(value: Any) -> Any:
+        if type(value) is _ValueProxy:
+            small, large = value.node.meta["values"]
+            if original(small, Tensor) and count(small) != count(large):
+                return value.size(0)
+        return count(value)
+
+    builtins.isinstance, builtins.len = patched, size_or_len
     try:
         yield
     finally:
-        builtins.isinstance = original
+        builtins.isinstance, builtins.len = original, count
 
 
 @contextlib.contextmanager

@@ -23,8 +23,10 @@ _CLOSE: Final = 0.05
 _FARTHEST: Final = 64
 """Units tried on each side of the wanted one."""
 _COUNTS: Final = re.compile(r"head|group", re.IGNORECASE)
+"""In names of attributes that hold numbers of heads or groups, unless they hold sizes."""
 _WIDTHS: Final = re.compile(r"dim|width|channel|feature|hidden|embd|embed|^d_|^c_", re.I)
 _SIZES: Final = re.compile(rf"size|shape|{_WIDTHS.pattern}", re.I)
+"""Widths, and sizes of space or time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,9 @@ def choices(
     for rule in rules(widths, factor, _divisors(model, sources), _head_counts(model)):
         counts, sizes = _scaled_counts(model, rule), _scaled_attributes(model, rule)
         # Left as they are, widths may do harm that no check sees, as in x[:, : self.width].
-        yield rule, counts | {key: v for key, v in sizes.items() if _is_width(key[1])}
+        yield rule, counts | {key: v for key, v in sizes.items() if _WIDTHS.search(key[1])}
         yield rule, counts
-        yield rule, counts | {key: v for key, v in sizes.items() if _is_size(key[1])}
+        yield rule, counts | {key: v for key, v in sizes.items() if _SIZES.search(key[1])}
         yield rule, counts | sizes
 
 
@@ -75,7 +77,7 @@ def _scaled_attributes(model: nn.Module, rule: Rule) -> dict[tuple[str, str], An
         new: Any = value
         if isinstance(value, tuple):
             new = tuple(rule.table.get(part, part) for part in value)
-        elif "head" in name.lower() and _is_size(name):
+        elif "head" in name.lower() and _SIZES.search(name):
             number = next((h for h in heads if value * h in rule.table), 0)
             whole = rule.table.get(value, value)
             new = rule.table[value * number] // number if number else whole
@@ -98,16 +100,6 @@ def _scaled_counts(model: nn.Module, rule: Rule) -> dict[tuple[str, str], Any]:
 def _is_count(name: str) -> bool:
     """Whether an attribute is a number of heads or groups, by its name."""
     return bool(_COUNTS.search(name)) and not _SIZES.search(name)
-
-
-def _is_width(name: str) -> bool:
-    """Whether an attribute is a width, by its name."""
-    return bool(_WIDTHS.search(name))
-
-
-def _is_size(name: str) -> bool:
-    """Whether an attribute is a size, by its name: a width, or one of space or time."""
-    return bool(_SIZES.search(name))
 
 
 def _head_counts(model: nn.Module) -> set[int]:

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -70,12 +69,6 @@ class ScaledModel:
 
     factory: Factory
     """Builds one with fresh weights, from torch's global generator."""
-    factor: float
-    """What widths were multiplied by, on average over the layers, after rounding."""
-    parameters: int
-    """Of one model; equal numbers for two factors mean that they round to one network."""
-    widths: dict[int, int]
-    """Old inner width -> new one."""
     size: Size
     """Counted while its code runs, before it is traced."""
     given: Size
@@ -119,16 +112,14 @@ def scaled_model(
     factor: float,
     output: str | int | None = None,
     slots: int | Sequence[str] = 8,
-    needs_slots: bool = True,
 ) -> ScaledModel:
     """Return the user's model with all inner widths multiplied by `factor`, rounded.
 
     Sizes of the raw inputs and of the output stay, and so do frozen layers. The given model is not
-    changed; weights are drawn anew, as the given ones were (`initial_weights`). `output`, `slots`
-    and `needs_slots` are those of `trace_model`. Raises `EsperError` with the reason if it is not
-    possible.
+    changed; weights are drawn anew, as the given ones were (`initial_weights`). `output`, `slots`:
+    those of `trace_model`. Raises `EsperError` with the reason if it is not possible.
     """
-    return Scaling(model, example, output, slots, needs_slots).at(factor)
+    return Scaling(model, example, output, slots).at(factor)
 
 
 class Scaling:
@@ -140,10 +131,9 @@ class Scaling:
         example: Raw,
         output: str | int | None = None,
         slots: int | Sequence[str] = 8,
-        needs_slots: bool = True,
     ) -> None:
         """See `scaled_model`."""
-        self._output, self._slots, self._needs_slots = output, slots, needs_slots
+        self._output, self._slots = output, slots
         self._tried: dict[str, ScaledModel | str] = {}
         """By rule: close factors round to one."""
         with kept_random_state(), plain_kernels():
@@ -170,15 +160,10 @@ class Scaling:
         """The model at its own width, with its own weights."""
         with kept_random_state(), plain_kernels():
             size = self._trained[1]
-        parameters = sum(p.numel() for p in self._base.parameters())
-        return ScaledModel(
-            self._factory, 1.0, parameters, {}, size, size, self._tracer(self._factory)
-        )
+        return ScaledModel(self._factory, size, size, self._tracer(self._factory))
 
     def _tracer(self, factory: Factory) -> Callable[[], HostTrace]:
-        return partial(
-            trace_model, factory, self._example, self._slots, self._output, self._needs_slots, True
-        )
+        return partial(trace_model, factory, self._example, self._slots, self._output)
 
     def _shown(self, is_instance: bool) -> Initialisation:
         """Look at the weights of an instance, or of several models of a factory."""
@@ -202,8 +187,7 @@ class Scaling:
                 found = self._tried.get(key) or self._attempt(rule, fixed, attributes)
                 self._tried[key] = found
                 if isinstance(found, ScaledModel):
-                    achieved = sum(rule.table[width] for width in widths) / sum(widths)
-                    return replace(found, factor=achieved)
+                    return found
                 failures[key] = found
         if not failures:
             raise EsperError(
@@ -215,24 +199,18 @@ class Scaling:
     def _attempt(
         self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]
     ) -> ScaledModel | str:
-        """Return the model of a rule, without its factor, if it runs and trains; else why not."""
+        """Return the model of a rule, if it runs and trains; else why not."""
         try:
             plan, model = self._derive(rule, fixed, attributes)
             size = self._checked(model)
         except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            return str(error) if isinstance(error, EsperError) else format_error(error)
+            return why_not(error)
         factory, initialisation = self._factory, self._initialisation
 
         def scaled() -> nn.Module:
             return plan.apply(factory().cpu(), initialisation)
 
-        parameters = sum(p.numel() for p in model.parameters())
-        given = self._trained[1]
-        return ScaledModel(
-            scaled, math.nan, parameters, rule.table, size, given, self._tracer(scaled)
-        )
+        return ScaledModel(scaled, size, self._trained[1], self._tracer(scaled))
 
     def _derive(
         self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]
@@ -318,17 +296,35 @@ class Scaling:
 
     def _train(self, model: nn.Module) -> tuple[set[str], Size]:
         """Return names of the parameters that a batch gives no gradient, and the size."""
-        with forked_rng(0), torch.enable_grad(), flop_counter() as counter:
-            out = pick_output(self._inputs.call(model.train(), self._clones()), self._output)
-            self._check_shape(out)
-            forward = counter.total
-            out.float().square().sum().backward()
-        macs = [flops // (2 * _SAMPLES) for flops in (forward, counter.total)]
-        missing = {name for name, p in model.named_parameters() if p.grad is None}
-        return missing, Size(count_parameters(model), macs[0], macs[1])
+        out, missing, size = train_once(model, self._inputs, self._clones(), self._output)
+        self._check_shape(out)
+        return missing, size
 
     def _clones(self) -> list[Tensor]:
         return [value.clone() for value in self._values]
+
+
+def train_once(
+    model: nn.Module, inputs: Inputs, values: list[Tensor], output: str | int | None
+) -> tuple[Tensor, set[str], Size]:
+    """Run a model forward and backward on some samples.
+
+    Returns its output, the names of the parameters that get no gradient, and the size.
+    """
+    with forked_rng(0), torch.enable_grad(), flop_counter() as counter:
+        out = pick_output(inputs.call(model.train(), values), output)
+        forward = counter.total
+        out.float().square().sum().backward()
+    macs = [flops // (2 * len(values[0])) for flops in (forward, counter.total)]
+    missing = {name for name, p in model.named_parameters() if p.grad is None}
+    return out, missing, Size(count_parameters(model), macs[0], macs[1])
+
+
+def why_not(error: Exception) -> str:
+    """What stops a model at another width or depth; a lack of memory is raised."""
+    if is_out_of_memory(error):
+        raise error
+    return str(error) if isinstance(error, EsperError) else format_error(error)
 
 
 def _may_be_mask(tensor: Tensor) -> bool:
