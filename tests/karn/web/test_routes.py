@@ -13,12 +13,13 @@ from fastapi.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from esper.karn.views import RunCursor
+from esper.karn.views.plain import thinned
 from esper.karn.web import listing, live
 from esper.karn.web.access import access_for
 from esper.karn.web.app import make_app
 from esper.karn.web.assets import STATIC
 from esper.karn.web.comparing import MAX_RUNS
-from esper.karn.web.feed import MAX_POINTS, RunFeed, thinned
+from esper.karn.web.feed import MAX_POINTS, RunFeed
 from esper.karn.web.live import LiveSockets
 from esper.karn.web.places import RunsFolder, id_of
 from esper.leyline.stages import SeedStage
@@ -177,7 +178,7 @@ def test_stages_have_the_words_and_colours_of_karn(client):
 
 
 def test_a_long_run_is_thinned_evenly_and_keeps_its_last_round():
-    kept = thinned(range(10 * MAX_POINTS))
+    kept = thinned(range(10 * MAX_POINTS), MAX_POINTS)
     assert len(kept) == MAX_POINTS
     assert (kept[0], kept[-1]) == (0, 10 * MAX_POINTS - 1)
     assert {b - a for a, b in pairwise(kept)} == {10, 11}

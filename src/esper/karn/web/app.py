@@ -17,7 +17,7 @@ from esper.karn.web.access import Access
 from esper.karn.web.assets import STATIC, PageFiles, page
 from esper.karn.web.comparing import compare_runs
 from esper.karn.web.feed import RunFeed
-from esper.karn.web.guard import REPORT_POLICY, Application, Guard
+from esper.karn.web.guard import REPORT_POLICY, Guard
 from esper.karn.web.life_lines import growth_entry, read_life_lines, stage_look
 from esper.karn.web.listing import RunList
 from esper.karn.web.live import LiveSockets
@@ -31,7 +31,7 @@ MAX_COLUMNS: Final = 40
 Names = Annotated[Sequence[str], Query()]
 
 
-def make_app(folder: RunsFolder, access: Access) -> Application:
+def make_app(folder: RunsFolder, access: Access) -> Guard:
     """The application for the runs of a folder, behind its guard."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     _add_pages(app, folder)
