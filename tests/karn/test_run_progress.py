@@ -131,11 +131,10 @@ def finished(**changes) -> TelemetryEvent:
     return TelemetryEvent.of(build(RunFinished, FINISHED | changes))
 
 
-def run(rounds: int, length: int, step_events: bool = True) -> list[TelemetryEvent]:
+def run(rounds: int, length: int) -> list[TelemetryEvent]:
     events = [started(rounds, length)]
     for r in range(rounds):
-        if step_events:
-            events += [step_done(r, t) for t in range(length)]
+        events += [step_done(r, t) for t in range(length)]
         events.append(round_done(r, rounds))
     return [*events, finished(rounds_done=rounds)]
 
@@ -258,16 +257,12 @@ def test_ending_says_how_it_went_and_what_was_lost():
 # ---- how much is shown ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step_events", [True, False])
 @pytest.mark.parametrize("rounds", [1, 2, 7, 9, 10, 12, 37])
-def test_about_ten_lines_and_one_a_round_up_to_that(rounds, step_events):
+def test_about_ten_lines_and_one_a_round_up_to_that(rounds):
     screen = Screen()
-    screen.tell(*run(rounds, length=24, step_events=step_events))
+    screen.tell(*run(rounds, length=24))
     lines = screen.progress
-    if step_events:
-        assert 7 <= len(lines) <= 12
-    else:
-        assert len(lines) == min(10, rounds)
+    assert 7 <= len(lines) <= 12
     if rounds < 10:
         shown = {int(line.split("/")[0].removeprefix("round ")) for line in lines}
         assert shown == set(range(1, rounds + 1))

@@ -112,9 +112,9 @@ def _seeds(run: Path) -> Section:
     )
     head = ("member", "slot", "seed", "fate", "contribution", "parameters", "stages by steps done")
     rows = [
-        (str(one.member), one.slot, one.blueprint, one.end, number(life.contribution),
+        (str(one.member), one.slot, one.blueprint, one.end, number(one.contribution),
          f"{one.params:,}", ", ".join(f"{s.first}: {s.stage.lower()}" for s in one.stages))
-        for one, life in zip(seeds, lives, strict=True)
+        for one in seeds
     ]  # fmt: skip
     measures = [
         (str(one.step + 1), str(one.member), one.slot, one.blueprint, number(one.contribution),
