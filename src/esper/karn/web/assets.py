@@ -1,4 +1,4 @@
-"""The files of the pages, and the pages: one frame with the script of each."""
+"""The files of the pages, and the pages: one frame, with the script of most."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PAGES: Final = {
         '<h1>Not found</h1>\n<p><!--reason--></p>\n<p><a class="button" href="/">All runs</a></p>',
     ),
 }
-"""Name of each page and of its script -> title, and what it shows before that."""
+"""Name of each page, and of its script if it has one -> title, and what it shows before that."""
 
 
 class PageFiles(StaticFiles):
@@ -47,5 +47,7 @@ def page(name: str) -> str:
     """A page as HTML."""
     title, content = _PAGES[name]
     frame = (STATIC / "page.html").read_text(encoding="utf-8")
-    frame = frame.replace("<!--title-->", title).replace("<!--script-->", name)
+    script = f'<script type="module" src="/static/js/{name}.js"></script>\n'
+    frame = frame.replace("<!--title-->", title)
+    frame = frame.replace("<!--script-->", "" if name == "missing" else script)
     return frame.replace("<!--content-->", content)
