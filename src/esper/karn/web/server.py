@@ -14,6 +14,7 @@ import uvicorn
 
 from esper.karn.web.access import Access, access_for
 from esper.karn.web.app import make_app
+from esper.karn.web.connections import BoundedConnection
 from esper.karn.web.places import RunsFolder
 from esper.leyline.errors import EsperError
 
@@ -49,6 +50,7 @@ def make_server(folder: RunsFolder, access: Access) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             make_app(folder, access),
+            http=BoundedConnection,
             log_level="warning",
             access_log=False,  # it would hold the token
             server_header=False,

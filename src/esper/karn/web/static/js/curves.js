@@ -18,22 +18,31 @@ const everyCurves = new Set();
 
 // series: [{label, x, y, low?, high?, place?, faint?, colour?}] with arrays of equal length; null: no
 // value. `colour`: instead of that of its place, with an edge, so that pale ones are seen.
+// `log`: "x" or "y", the axis that the reader may make logarithmic.
 export class Curves {
-  constructor({ xLabel, yLabel }) {
+  constructor({ xLabel, yLabel, log = "" }) {
     this.xLabel = xLabel;
     this.yLabel = yLabel;
+    this.log = log;
+    this.isLog = false;
     this.series = [];
     this.chart = null;
     this.shape = "";
     this.zoom = null; // {label, min, max} of x
     this.box = el("div", { class: "curves", tabindex: "0", role: "img", keydown: (e) => this.key(e), blur: () => this.leave() });
     this.legend = new Legend(() => this.showSeries());
-    this.zoomButton = el("button", { type: "button", class: "small", hidden: true, click: () => this.share(null) }, "Zoom out");
-    this.foot = el("div", { class: "curve-foot" }, this.legend.node, this.zoomButton);
+    this.logButton = this.button("Log scale", () => this.toggleLog());
+    this.logButton.setAttribute("aria-pressed", "false");
+    this.zoomButton = this.button("Zoom out", () => this.share(null));
+    this.foot = el("div", { class: "curve-foot" }, this.legend.node, this.zoomButton, this.logButton);
     this.readout = el("p", { class: "readout" });
     this.tip = new Tip();
     this.observer = new ResizeObserver(() => this.resize());
     onTheme(() => this.rebuild());
+  }
+
+  button(text, click) {
+    return el("button", { type: "button", class: "small", hidden: true, click }, text);
   }
 
   show(node, series) {
@@ -49,12 +58,13 @@ export class Curves {
       everyCurves.add(this);
     }
     if (this.zoom && this.zoom.label !== this.xLabel) this.zoom = null;
+    this.logButton.hidden = !this.log;
     this.update();
   }
 
   update() {
-    const shape = JSON.stringify([this.xLabel, this.yLabel, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint, s.colour])]);
-    this.data = joined(this.series);
+    const shape = JSON.stringify([this.xLabel, this.yLabel, this.isLog, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint, s.colour])]);
+    this.data = joined(this.series, this.isLog ? this.log : "");
     if (this.chart && shape === this.shape) this.chart.setData(this.data.table);
     else this.build(shape);
     this.describe();
@@ -105,18 +115,20 @@ export class Curves {
   options(width) {
     const ink = colour("--ink-soft");
     const grid = { stroke: colour("--grid"), width: 1 };
-    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", values: (u, ticks) => tickTexts(ticks) };
+    const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", values: (u, ticks) => texts(ticks) };
+    const isLog = (name) => this.isLog && this.log === name;
+    const title = (name, text) => (isLog(name) ? `${text} (log)` : text);
     return {
       width,
       height: HEIGHT,
       legend: { show: false },
       scales: {
-        x: { time: false, auto: () => !this.zoom, range: (u, min, max) => spread(min, max) },
-        y: { range: padded },
+        x: { time: false, distr: isLog("x") ? 3 : 1, auto: () => !this.zoom, range: (u, min, max) => spread(min, max) },
+        y: { distr: isLog("y") ? 3 : 1, range: isLog("y") ? paddedLog : padded },
       },
       axes: [
-        { ...axis, label: this.xLabel, labelSize: 20, size: 34, space: 56, incrs: this.xLabel === "round" ? WHOLE : undefined },
-        { ...axis, label: this.yLabel, labelSize: 20, size: 56 },
+        { ...axis, label: title("x", this.xLabel), labelSize: 20, size: 34, space: 56, incrs: this.xLabel === "round" ? WHOLE : undefined },
+        { ...axis, label: title("y", this.yLabel), labelSize: 20, size: 56 },
       ],
       series: [{}, ...this.data.columns.map((column) => this.column(column))],
       bands: this.bands(),
@@ -175,6 +187,12 @@ export class Curves {
 
   showSeries() {
     this.data.columns.forEach(({ one }, i) => this.chart.setSeries(i + 1, { show: !this.legend.isHidden(one.label) }));
+  }
+
+  toggleLog() {
+    this.isLog = !this.isLog;
+    this.logButton.setAttribute("aria-pressed", String(this.isLog));
+    this.update();
   }
 
   // ---- zoom -------------------------------------------------------------------------------------
@@ -266,15 +284,26 @@ export class Curves {
 }
 
 // One table with all values of x; every series has its column, and two more for a band.
-function joined(series) {
+function joined(series, log) {
   const columns = [];
+  const above = (values, name) => (log === name ? values.map((v) => (v > 0 ? v : null)) : values);
   const tables = series.map((one, i) => {
+    const place = one.place ?? i;
+    const kept = log === "x" ? one.x.map((x, at) => [x, at]).filter(([x]) => x > 0).map(([, at]) => at) : null;
+    const part = (values) => above(kept ? kept.map((at) => values[at]) : values, "y");
+    const x = kept ? kept.map((at) => one.x[at]) : one.x;
     const found = [...(one.colour ? [["edge", one.y]] : []), ["y", one.y], ...(one.low ? [["high", one.high], ["low", one.low]] : [])];
-    columns.push(...found.map(([part]) => ({ one, part, place: one.place ?? i })));
-    return [one.x, ...found.map(([, values]) => values)];
+    columns.push(...found.map(([name]) => ({ one, part: name, place })));
+    return [x, ...found.map(([, values]) => part(values))];
   });
   const table = tables.length === 1 ? tables[0] : uPlot.join(tables);
   return { columns, table };
+}
+
+// uPlot leaves out the text of some ticks of a logarithmic axis.
+function texts(ticks) {
+  const found = tickTexts(ticks.filter((tick) => tick !== null));
+  return ticks.map((tick) => (tick === null ? "" : found.shift()));
 }
 
 function spread(min, max) {
@@ -286,6 +315,10 @@ function padded(u, min, max) {
   if (min === null || min === undefined) return [0, 1];
   const pad = (max - min) * 0.08 || Math.abs(max) * 0.05 || 0.5;
   return [min - pad, max + pad];
+}
+
+function paddedLog(u, min, max) {
+  return min > 0 ? [min / 1.15, max * 1.15] : [1, 10];
 }
 
 function lastKnown(values) {
