@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 
 from textual.app import App
@@ -27,7 +26,6 @@ UNDER_WAY = LiveRecord(
     "training", share=0.835, seconds_left=12.0, round=8, step=7, steps=20, accuracy=0.61,
     score=0.59, members=2, stages=(("TRAINING", 2), ("BLENDING", 1)),
 )  # fmt: skip
-_UNIQUE = re.compile(r"terminal-\d+")
 
 
 def life(member: int, slot: str, blueprint: str, starts: tuple[int, ...]) -> views.SeedLife:
@@ -136,8 +134,3 @@ def screen_text(app: App[None]) -> str:
     width, height = app.size
     lines = app.screen._compositor.render_strips()[:height]
     return "\n".join("".join(part.text for part in strip)[:width].rstrip() for strip in lines)
-
-
-def normalised(svg: str) -> str:
-    """A screenshot without the number that differs from run to run."""
-    return _UNIQUE.sub("terminal", svg)

@@ -77,11 +77,6 @@ def test_series_are_seen_and_told_apart_by_every_eye(theme):
             assert apart >= 9, (eyes, one, other, apart)
 
 
-def test_both_dark_themes_of_the_dashboard_are_one():
-    blocks = re.findall(r"\{([^{}]*--panel:[^{}]*)\}", WEB)
-    assert blocks[1].split() == blocks[2].split(), "chosen, and by the system"
-
-
 def test_the_stages_of_a_life_differ_for_every_eye():
     life = [SeedStage.GERMINATED, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING,
             SeedStage.FOSSILIZED, SeedStage.PRUNED]  # fmt: skip

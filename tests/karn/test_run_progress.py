@@ -85,11 +85,10 @@ def started(rounds: int = 3, length: int = 10) -> TelemetryEvent:
     return TelemetryEvent.of(build(RunStarted, said))
 
 
-def step_done(round_index: int, step: int, score: float = 0.5, live: int = 0) -> TelemetryEvent:
+def step_done(round_index: int, step: int, score: float = 0.5) -> TelemetryEvent:
     said = {
         "score_E": np.full(MEMBERS, score),
         "val_accuracy_E": np.full(MEMBERS, 0.25, dtype=np.float32),
-        "live_seeds_E": np.array([live, 0, 0, 0]),
     }
     return TelemetryEvent.of(build(StepCompleted, said, E=MEMBERS), round_index, step)
 
@@ -132,11 +131,10 @@ def finished(**changes) -> TelemetryEvent:
     return TelemetryEvent.of(build(RunFinished, FINISHED | changes))
 
 
-def run(rounds: int, length: int, step_events: bool = True) -> list[TelemetryEvent]:
+def run(rounds: int, length: int) -> list[TelemetryEvent]:
     events = [started(rounds, length)]
     for r in range(rounds):
-        if step_events:
-            events += [step_done(r, t) for t in range(length)]
+        events += [step_done(r, t) for t in range(length)]
         events.append(round_done(r, rounds))
     return [*events, finished(rounds_done=rounds)]
 
@@ -234,38 +232,13 @@ def test_a_rollout_that_was_cut_does_not_end_its_round():
     for t in range(4):
         screen.tell(step_done(0, t), seconds=1)
     screen.tell(round_done(0, 2, score=0.125, cut=True, HOLDING=2))
-    view = screen.sink.view
-    assert (view.step, view.over, view.done) == (4, False, 4)
-    assert (view.score, view.seeds[SeedStage.HOLDING]) == (0.125, 2)
+    run = screen.sink.run
+    assert (run.step, run.over, run.done) == (4, False, 4)
+    assert (run.score, run.seeds[SeedStage.HOLDING]) == (0.125, 2)
     screen.tell(step_done(0, 4), step_done(0, 5), round_done(0, 2))
-    assert (view.step, view.over, view.done) == (6, True, 6)
+    assert (run.step, run.over, run.done) == (6, True, 6)
     screen.tell(round_done(1, 2, cut=True))
-    assert (view.round, view.step, view.over) == (1, 0, False)
-
-
-def test_without_the_start_a_cut_rollout_is_no_round_either():
-    screen = Screen(terminal=True)
-    screen.tell(round_done(0, 3, cut=True))
-    assert screen.sink.view.done == 0
-    screen.tell(round_done(0, 3))
-    assert screen.sink.view.done == 1
-
-
-def test_without_seed_events_live_seeds_are_shown():
-    screen = Screen()
-    screen.tell(started(rounds=2, length=5), step_done(0, 0, live=3))
-    assert screen.progress[-1].endswith("seeds: 3 live")
-    screen.tell(round_done(0, 2, HOLDING=3), step_done(1, 0, live=2))
-    assert screen.progress[-2].endswith("seeds: 3 holding")
-    assert screen.progress[-1].endswith("seeds: 2 live")
-
-
-def test_seed_events_move_the_display_where_steps_are_not_recorded():
-    screen = Screen()
-    screen.tell(started(rounds=1, length=10))
-    screen.tell(moved(0, 4, 0, 0, SeedStage.TRAINING))
-    # its step is under way, so 4 are complete
-    assert screen.progress[-1].startswith("round 1/1, step 4/10 (")
+    assert (run.round, run.step, run.over) == (1, 0, False)
 
 
 def test_ending_says_how_it_went_and_what_was_lost():
@@ -284,16 +257,12 @@ def test_ending_says_how_it_went_and_what_was_lost():
 # ---- how much is shown ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step_events", [True, False])
 @pytest.mark.parametrize("rounds", [1, 2, 7, 9, 10, 12, 37])
-def test_about_ten_lines_and_one_a_round_up_to_that(rounds, step_events):
+def test_about_ten_lines_and_one_a_round_up_to_that(rounds):
     screen = Screen()
-    screen.tell(*run(rounds, length=24, step_events=step_events))
+    screen.tell(*run(rounds, length=24))
     lines = screen.progress
-    if step_events:
-        assert 7 <= len(lines) <= 12
-    else:
-        assert len(lines) == min(10, rounds)
+    assert 7 <= len(lines) <= 12
     if rounds < 10:
         shown = {int(line.split("/")[0].removeprefix("round ")) for line in lines}
         assert shown == set(range(1, rounds + 1))
@@ -343,58 +312,12 @@ def test_a_round_whose_end_was_dropped_gets_its_line_late():
     assert len(labels) == 9
 
 
-def test_without_the_start_rounds_are_shown():
-    screen = Screen()
-    for r in range(2):
-        screen.tell(step_done(r, 0), round_done(r, 3), seconds=10)
-    assert screen.progress == [
-        "round 1/3 (12.5 member-steps/s, - left): accuracy 62.5 %, training score 0.500, "
-        "best 0.750; seeds: none",
-        "round 2/3 (12.5 member-steps/s, 10 s left): accuracy 62.5 %, training score 0.500, "
-        "best 0.750; seeds: none",
-    ]
-
-
-def test_late_events_of_an_older_round_are_passed_over():
-    screen = Screen()
-    screen.tell(started(rounds=2, length=10), step_done(1, 4, score=0.5))
-    screen.tell(step_done(0, 9, score=0.9), moved(0, 3, 0, 0, SeedStage.TRAINING))
-    screen.tell(round_done(0, 2, score=0.9, best=0.95, TRAINING=4))
-    screen.tell(step_done(1, 6, score=0.25))
-    assert screen.progress[-1].startswith("round 2/2, step 7/10 (")
-    assert screen.progress[-1].endswith("training score 0.250, best 0.950; seeds: none")
-
-
-def test_what_comes_after_the_end_of_its_round_does_not_undo_it():
-    screen = Screen(terminal=True)
-    screen.tell(started(rounds=2, length=10), round_done(0, 2, HOLDING=2))
-    screen.tell(moved(0, 3, 0, 0, SeedStage.TRAINING), step_done(0, 3))
-    view = screen.sink.view
-    assert (view.step, view.over, view.score) == (10, True, 0.5)
-    assert view.seeds[SeedStage.HOLDING] == 2
-    assert view.seeds[SeedStage.TRAINING] == 0
-
-
-def test_late_events_change_neither_step_nor_speed_nor_best():
-    screen = Screen()
-    screen.tell(started(rounds=2, length=10), round_done(0, 2, best=0.75))
-    for t in range(4):
-        screen.tell(step_done(1, t), seconds=2)
-    screen.tell(step_done(1, 1), seconds=1)
-    screen.tell(step_done(1, 3), seconds=1)
-    assert screen.sink.view.step == 4
-    screen.tell(round_done(0, 2, best=0.25), step_done(1, 5), seconds=2)
-    # 6 steps since the end of the round before, 4 members, 12 seconds
-    assert screen.progress[-1].startswith("round 2/2, step 6/10 (2.0 member-steps/s, 8 s left")
-    assert "best 0.750" in screen.progress[-1]
-
-
 def test_speed_is_measured_when_a_step_completes_not_when_it_is_told_again():
     screen = Screen()
     screen.tell(started(rounds=1, length=10), step_done(0, 0))
     screen.tell(step_done(0, 1), seconds=2)
     screen.tell(step_done(0, 1), seconds=100)
-    assert screen.sink._speed().startswith("2.0 member-steps/s")
+    assert screen.sink.run._speed().startswith("2.0 member-steps/s")
 
 
 def test_after_the_end_nothing_more_is_shown():

@@ -17,7 +17,7 @@ from esper.karn.report.growth_picture import growth_picture
 from esper.karn.report.life_lines import life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.report.page import page, write_page
-from esper.karn.report.sections import MAX_ROWS, thinned
+from esper.karn.report.sections import MAX_ROWS, _as_table
 from esper.leyline.statistics import Estimate
 from esper.plotting.frontier_plot import Dot, frontier_plot
 from esper.plotting.html import STYLE
@@ -195,7 +195,7 @@ def test_arrow_where_an_interval_leaves_the_axis(low, high, arrows):
 
 
 def test_long_tables_are_thinned_and_say_so():
-    rows = [(str(i),) for i in range(5 * MAX_ROWS)]
-    kept, note = thinned(rows)
-    assert (len(kept), kept[0], kept[-1]) == (MAX_ROWS, rows[0], rows[-1])
-    assert "2,000 rows" in note
+    drawn = _as_table("Rounds", ("round",), [(f"row {i}",) for i in range(5 * MAX_ROWS)])
+    assert drawn.count(">row ") == MAX_ROWS
+    assert f">row {5 * MAX_ROWS - 1}<" in drawn
+    assert "2,000 rows" in drawn

@@ -471,7 +471,7 @@ def test_curves_zoom_together_hide_series_and_are_saved(own):
             page.locator(f"{name} .small", has_text="Zoom out").wait_for()
             label = page.locator(f"{name} .curves").get_attribute("aria-label")
             assert "Zoomed to 1.5 to 2" in label
-        page.locator("#theme").select_option("dark")
+        page.emulate_media(color_scheme="dark")
         assert "Zoomed to 1.5" in page.locator("#score .curves").get_attribute("aria-label")
         page.locator("#accuracy .small", has_text="Zoom out").click()
         assert "Zoomed" not in page.locator("#score .curves").get_attribute("aria-label")

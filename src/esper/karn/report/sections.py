@@ -14,6 +14,7 @@ from esper.karn.report.life_lines import MAX_MEMBERS, life_lines
 from esper.karn.report.network_picture import before_and_after
 from esper.karn.views.curves import CurvePoint
 from esper.karn.views.documents import objects, read_entries, real, texts
+from esper.karn.views.plain import thinned
 from esper.leyline.errors import shorten
 from esper.leyline.statistics import Estimate
 from esper.leyline.variants import describe_variant
@@ -49,20 +50,14 @@ def note_section(note: views.Note) -> Section:
     return note.title, [*lines, *rows, *([] if shown is None else [shown])]
 
 
-def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
-    """At most `MAX_ROWS` rows evenly spread, and a note on what was left out."""
-    if len(rows) <= MAX_ROWS:
-        return list(rows), ""
-    step = len(rows) / MAX_ROWS
-    kept = [rows[int(i * step)] for i in range(MAX_ROWS - 1)] + [rows[-1]]
-    return kept, f" ({len(kept)} of {len(rows):,} rows; esper query has all)"
-
-
 def _as_table(
     title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], figures: Sequence[int] = ()
 ) -> Markup:
     """A table that is shown on demand."""
-    kept, note = thinned(list(rows))
+    every = list(rows)
+    kept = thinned(every, MAX_ROWS)
+    left_out = len(kept) < len(every)
+    note = f" ({len(kept)} of {len(every):,} rows; esper query has all)" if left_out else ""
     return details(
         f"{title} as a table", table(title + note, head, kept, figures or range(len(head)))
     )
@@ -117,9 +112,9 @@ def _seeds(run: Path) -> Section:
     )
     head = ("member", "slot", "seed", "fate", "contribution", "parameters", "stages by steps done")
     rows = [
-        (str(one.member), one.slot, one.blueprint, one.end, number(life.contribution),
+        (str(one.member), one.slot, one.blueprint, one.end, number(one.contribution),
          f"{one.params:,}", ", ".join(f"{s.first}: {s.stage.lower()}" for s in one.stages))
-        for one, life in zip(seeds, lives, strict=True)
+        for one in seeds
     ]  # fmt: skip
     measures = [
         (str(one.step + 1), str(one.member), one.slot, one.blueprint, number(one.contribution),

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
+from rich.text import Text
 from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.screen import Screen
-from textual.widgets import Footer
+from textual.widgets import Footer, Static
 
 from esper.karn.tui.contenders_table import ContendersTable
 from esper.karn.tui.event_list import EventList, Log
+from esper.karn.tui.formats import notice
 from esper.karn.tui.frontier_chart import FrontierChart
 from esper.karn.tui.learning_curve import LearningCurve
 from esper.karn.tui.life_lines import LifeLines
 from esper.karn.tui.members_table import MembersTable
 from esper.karn.tui.networks_table import NetworksTable
-from esper.karn.tui.notice_line import NoticeLine
 from esper.karn.tui.panel import Panel
-from esper.karn.tui.panel_strip import PanelStrip
 from esper.karn.tui.policy_health import PolicyHealth
 from esper.karn.tui.reader import RunReader, RunShot
 from esper.karn.tui.run_facts import RunFacts
@@ -42,6 +42,36 @@ HIGH: Final = 34
 """Columns and rows from which all panels are shown at once."""
 VERY_WIDE: Final = 180
 """Columns from which on three are beside each other."""
+
+
+class NoticeLine(Static):
+    """Says calmly that a run has ended, its writer is gone, or a file is damaged; else hidden."""
+
+    def show(self, shot: RunShot) -> None:
+        """Show the run as it is now."""
+        unread = f"Not up to date: {shot.problem}" if shot.problem else ""
+        self.say(" ".join(part for part in (notice(shot.summary), unread) if part))
+
+    def say(self, text: str) -> None:
+        """Show a sentence; hide the line if there is none."""
+        self.display = bool(text)
+        self.update(Text(text))
+
+
+class PanelStrip(Static):
+    """`1 Learning curve  2 Members ...`, the chosen one inverted."""
+
+    def show_panels(self, panels: Sequence[Panel], chosen: Panel) -> None:
+        """Show which panel is chosen; names are shortened until they fit."""
+        width = self.app.size.width - 2
+        names = [panel.TITLE for panel in panels]
+        if sum(len(name) + 5 for name in names) > width:
+            names = [panel.SHORT or panel.TITLE for panel in panels]
+        words = [
+            Text(f" {panel.number} {name} ", style="reverse bold" if panel is chosen else "")
+            for panel, name in zip(panels, names, strict=True)
+        ]
+        self.update(Text(" ").join(words))
 
 
 class RunScreen(Screen[None]):

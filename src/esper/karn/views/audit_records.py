@@ -8,9 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-from pyarrow import parquet as pq
-
 from esper.karn.views.damage import UNREADABLE, problem_of
 from esper.karn.views.documents import (
     FileState,
@@ -22,6 +19,7 @@ from esper.karn.views.documents import (
     whole,
 )
 from esper.karn.views.kinds import RunKind, kind_of
+from esper.karn.views.tables import parquet_file
 from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
 
@@ -82,43 +80,37 @@ def context_files(run: Path) -> list[Path]:
     return [packed] if packed.exists() else sorted((run / f.RECORDS).glob("context-*.parquet"))
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRows:
-    """Rows of all contexts that are done and can be read."""
-
-    rows: tuple[AuditRow, ...]
-    problems: tuple[str, ...]
-    """One line for each file that cannot be read."""
-
-
 def read_audit_rows(run: Path) -> tuple[AuditRow, ...]:
     """Rows of the contexts that are done; a damaged file leaves the others."""
-    found = read_contexts(run)
-    if found.problems and not found.rows:
-        raise EsperError(found.problems[0])
-    return found.rows
+    rows, problems = read_contexts(run)
+    if problems and not rows:
+        raise EsperError(problems[0])
+    return rows
 
 
 def left_out(run: Path) -> tuple[str, ...]:
     """Why parts of a run are not in its views, which show the rest."""
-    return read_contexts(run).problems if kind_of(run) is RunKind.AUDIT else ()
+    return read_contexts(run)[1] if kind_of(run) is RunKind.AUDIT else ()
 
 
-def read_contexts(run: Path) -> AuditRows:
-    """Rows of an audit, and what is damaged."""
+def read_contexts(run: Path) -> tuple[tuple[AuditRow, ...], tuple[str, ...]]:
+    """Rows of all contexts that are done, and one line for each file that cannot be read."""
     return _read_all(tuple((path, file_state(path)) for path in context_files(run)))
 
 
 @lru_cache(maxsize=1)
-def _read_all(files: tuple[tuple[Path, FileState], ...]) -> AuditRows:
+def _read_all(
+    files: tuple[tuple[Path, FileState], ...],
+) -> tuple[tuple[AuditRow, ...], tuple[str, ...]]:
     """Every view of an audit reads the same files one after the other."""
     rows, problems = list[AuditRow](), list[str]()
     for path, _ in files:
         try:
-            rows += map(_row, _read(path))
+            with parquet_file(path) as file:
+                rows += map(_row, file.read(columns=list(_COLUMNS)).to_pylist())
         except UNREADABLE as error:
             problems.append(problem_of(error))
-    return AuditRows(tuple(rows), tuple(problems))
+    return tuple(rows), tuple(problems)
 
 
 def _row(row: dict[str, Any]) -> AuditRow:
@@ -129,13 +121,3 @@ def _row(row: dict[str, Any]) -> AuditRow:
         accuracies=tuple(row["accuracy"]),
         test=row["test"],
     )
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        # pyarrow cannot open paths that are not UTF-8
-        with path.open("rb") as raw, pq.ParquetFile(raw) as file:
-            found: list[dict[str, Any]] = file.read(columns=list(_COLUMNS)).to_pylist()
-            return found
-    except (pa.ArrowException, KeyError, OSError) as error:
-        raise EsperError(f"{path}: not a file of an audit, or damaged ({error})") from None

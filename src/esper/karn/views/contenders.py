@@ -14,6 +14,7 @@ from esper.karn.views.damage import UNREADABLE, problem_of, reader
 from esper.karn.views.documents import (
     Entries,
     entries,
+    estimate,
     numbers,
     objects,
     read_entries,
@@ -125,7 +126,9 @@ def _policy(saved: Entries, reference: Entries | None, by_draw: bool) -> Contend
         is_reference=saved is reference,
         n=len(score),
         score=_estimate(score),
-        difference=_difference(score, group, reference, saved),
+        difference=UNKNOWN
+        if reference is None or saved is reference
+        else _difference(score, group, numbers(entries(reference, "result"), "score_N")),
         test=_estimate(by_group(numbers(result, "test_N"), group)),
         accuracy=_estimate(by_group(numbers(result, "accuracy_N"), group)),
         params=_mean(numbers(result, "parameters_N")),
@@ -143,12 +146,9 @@ def by_group(values: list[float], group: list[float]) -> list[float]:
     return list(group_means(np.array(values), np.array(group, dtype=np.int64)))
 
 
-def _difference(
-    ours: list[float], group: list[float], reference: Entries | None, saved: Entries
-) -> Estimate:
-    if reference is None or reference is saved:
-        return UNKNOWN
-    theirs = by_group(numbers(entries(reference, "result"), "score_N"), group)
+def _difference(ours: list[float], group: list[float], theirs: list[float]) -> Estimate:
+    """Paired; `theirs` before they are grouped. Not known if there are more or fewer of them."""
+    theirs = by_group(theirs, group)
     if len(ours) != len(theirs):
         return UNKNOWN
     return _estimate((np.array(ours) - np.array(theirs)).tolist())
@@ -179,16 +179,12 @@ def _choice(one: Entries) -> Contender:
         policy=name,
         is_reference=reference,
         n=int(real(one, "n")),
-        score=_read_estimate(entries(one, "score")),
-        difference=UNKNOWN if reference else _read_estimate(entries(one, "above")),
+        score=estimate(entries(one, "score")),
+        difference=UNKNOWN if reference else estimate(entries(one, "above")),
         test=Estimate(real(one, "test"), math.nan, math.nan),
         params=real(one, "params"),
         compute=real(one, "compute"),
     )
-
-
-def _read_estimate(found: Entries) -> Estimate:
-    return Estimate(*(real(found, name) for name in ("value", "low", "high")))
 
 
 # ---- train -------------------------------------------------------------------------------------
@@ -209,29 +205,25 @@ def judged_contenders(
     """Of the file with how a learner was judged; `host`: parameters and MACs of the host."""
     judged = entries(learning, "judged")
     named = [(name, entries(judged, name)) for name in judged]
-    reference = named[0] if named else None
-    return [_evaluated(one, reference, host) for one in named]
+    return [_evaluated(one, named[0], host) for one in named]
 
 
 def _evaluated(
-    one: tuple[str, Entries], reference: tuple[str, Entries] | None, host: tuple[float, float]
+    one: tuple[str, Entries], reference: tuple[str, Entries], host: tuple[float, float]
 ) -> Contender:
     (label, saved), outcome = one, entries(one[1], "outcome")
     params, macs = (numbers(outcome, name) for name in ("added_params_E", "added_macs_E"))
     group = numbers(saved, "draw_E")
     score = by_group(numbers(outcome, "score_E"), group)
-    is_reference = one is reference
-    difference = UNKNOWN
-    if reference is not None and not is_reference:
-        theirs = by_group(numbers(entries(reference[1], "outcome"), "score_E"), group)
-        difference = _estimate((np.array(score) - np.array(theirs)).tolist())
     return Contender(
         label=label,
         policy=label,
-        is_reference=is_reference,
+        is_reference=one is reference,
         n=len(score),
         score=_estimate(score),
-        difference=difference,
+        difference=UNKNOWN
+        if one is reference
+        else _difference(score, group, numbers(entries(reference[1], "outcome"), "score_E")),
         test=_estimate(by_group(numbers(saved, "test_E"), group)),
         accuracy=_estimate(by_group(numbers(outcome, "accuracy_E"), group)),
         params=host[0] + _mean(params),

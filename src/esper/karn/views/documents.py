@@ -12,6 +12,7 @@ from typing import Final
 
 from esper.leyline.codec import MAX_INTEGER_BITS, Json
 from esper.leyline.errors import EsperError, shown
+from esper.leyline.statistics import Estimate
 from esper.leyline.text import visible_in
 from esper.storage.sealed_json import read_document, require_schema
 
@@ -104,6 +105,11 @@ def numbers(document: Entries, name: str) -> list[float]:
     """The numbers of a list in a document; other entries are NaN."""
     found = [_number(one) for one in listed(document, name)]
     return [math.nan if one is None else one for one in found]
+
+
+def estimate(document: Entries) -> Estimate:
+    """An estimate with its interval; NaN for what is not known."""
+    return Estimate(*(real(document, name) for name in ("value", "low", "high")))
 
 
 def _number(value: Json) -> float | None:

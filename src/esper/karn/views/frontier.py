@@ -127,7 +127,7 @@ def _grown(run: Path) -> list[FrontierPoint]:
     live = is_locked(run)
     points = [
         replace(
-            _point(row, judged.get(number, {}), search, live),
+            run_point(row, search, judged.get(number, {}), live),
             on_frontier=number in front,
             is_host=number == host,
             is_pick=number == pick,
@@ -152,7 +152,11 @@ def _as_row(record: Entries) -> Entries:
     return {**record, "score": record.get("val_score"), "status": "finished", "trained": None}
 
 
-def _point(row: Entries, judged: Entries, search: SearchTable, live: bool) -> FrontierPoint:
+def run_point(
+    row: Entries, search: SearchTable, judged: Entries | None = None, live: bool = False
+) -> FrontierPoint:
+    """A run as a point; what it is among the others is not said. `judged`: on test, if it was."""
+    judged = judged or {}
     score, se, parent = real(judged, "test_score"), real(judged, "test_se"), whole(row, "parent")
     variant = row.get("variant")
     return FrontierPoint(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -38,20 +38,10 @@ class Measurement:
     """Standard error, paired over images; NaN: not recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeedGrowth:
-    """One seed over the steps of its episode."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedGrowth(SeedLife):
+    """One seed over the steps of its episode; times of its stages are steps done."""
 
-    round: int
-    member: int
-    slot: str
-    blueprint: str
-    params: int
-    """Parameters that it adds while it is in its slot."""
-    end: str
-    """As of `SeedLife`."""
-    stages: tuple[StageSpan, ...]
-    """Times are steps done."""
     measured: tuple[Measurement, ...]
     """In order; only what was measured."""
 
@@ -174,15 +164,10 @@ def _grown(life: SeedLife, measured: Sequence[Contribution]) -> SeedGrowth:
     first = occupied[0].first if occupied else 0
     last = occupied[-1].end if occupied else 0
     found = (Measurement(one.step + 1, one.contribution, one.se) for one in measured)
+    known = {f.name: getattr(life, f.name) for f in fields(SeedLife)}
     return SeedGrowth(
-        life.round,
-        life.member,
-        life.slot,
-        life.blueprint,
-        life.params,
-        life.end,
-        stages,
-        tuple(one for one in found if first < one.at and (last is None or one.at <= last)),
+        **known | {"stages": stages},
+        measured=tuple(one for one in found if first < one.at and (last is None or one.at <= last)),
     )
 
 
@@ -264,9 +249,19 @@ def _planted(
     if outcome is None:
         return ()
     known, span = {one.slot for one in seeds}, StageSpan(_PLANTED, 0, None, 1.0)
-    place = outcome["round"], outcome["member_E"]
+    place, unknown = (outcome["round"], outcome["member_E"]), (math.nan, math.nan)
     found = [
-        SeedGrowth(*place, setup.slot(slot), setup.blueprint(kind), 0, "live", (span,), ())
+        SeedGrowth(
+            *place,
+            setup.slot(slot),
+            setup.blueprint(kind),
+            (span,),
+            "live",
+            *unknown,
+            0,
+            0,
+            measured=(),
+        )
         for slot, kind in enumerate(outcome["blueprint_ES"])
         if kind >= 0 and setup.slot(slot) not in known
     ]

@@ -127,27 +127,23 @@ def training_headline(run: Path, score: float, rounds: int) -> Headline:
     """
     path = run / f.REPORT / f.LEARNING
     try:
-        judged = _judged(path, file_state(path))
+        contenders, judged = _judged(path, file_state(path))
     except UNREADABLE:  # not there yet, or damaged: what shows the judged policies says so
         return _of_training(score, rounds)
-    found = {one.label: one for one in judged.contenders}
+    found = {one.label: one for one in contenders}
     if f.JUDGED_LEARNER not in found:
         return _of_training(score, rounds)
-    return _of_learner(found[f.JUDGED_LEARNER], _beside(found), judged.rounds, rounds)
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    contenders: tuple[Contender, ...]
-    rounds: int
-    """Rounds that the controller had been trained for."""
+    return _of_learner(found[f.JUDGED_LEARNER], _beside(found), judged, rounds)
 
 
 @lru_cache(maxsize=256)
-def _judged(path: Path, state: FileState) -> _Judged:
-    """How a learner was judged; its file holds the whole history, too, and lists are read often."""
+def _judged(path: Path, state: FileState) -> tuple[tuple[Contender, ...], int]:
+    """How a learner was judged, after how many rounds.
+
+    Its file holds the whole history, too, and lists are read often.
+    """
     document = read_entries(path)
-    return _Judged(tuple(judged_contenders(document)), len(listed(document, "history")))
+    return tuple(judged_contenders(document)), len(listed(document, "history"))
 
 
 def _beside(found: dict[str, Contender]) -> list[tuple[str, Contender]]:

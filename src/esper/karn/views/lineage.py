@@ -7,13 +7,13 @@ beside the other.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
 
 from esper.karn.views.damage import reader
 from esper.karn.views.documents import Entries, real, text, texts, whole
-from esper.karn.views.frontier import FrontierPoint, read_frontier
+from esper.karn.views.frontier import FrontierPoint, read_frontier, run_point
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.run_story import (
     Fate,
@@ -28,7 +28,6 @@ from esper.karn.views.search_table import (
     last_if_nan,
     merit,
     read_search,
-    recipe_text,
     scored,
     within,
 )
@@ -40,19 +39,18 @@ SHADES: Final = 5
 State = Literal["planned", "under way", "cut", "diverged", "finished"]
 
 
-@dataclass(frozen=True, slots=True)
-class LineageRun:
-    """A run with its place, where it came from, and what became of it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageRun(FrontierPoint):
+    """A run with its place, where it came from, and what became of it.
 
-    label: str
-    """Number of the run."""
+    `parent` is an earlier run of the table; `val_score` is NaN while it has none.
+    """
+
     rung: int
     lane: int
     """Of its network, from the smallest."""
     place: int
     """Among the runs of its rung and lane."""
-    parent: str
-    """Number of the run it was proposed from; empty if none."""
     is_again: bool
     """The parent's network by the same recipe, for another length."""
     state: State
@@ -63,20 +61,8 @@ class LineageRun:
     """Why it was made."""
     ended: str
     """Why it ended, and what became of it."""
-    on_frontier: bool
-    is_pick: bool
-    is_host: bool
-    """The best run of the model as given."""
     is_refit: bool
     """Trained once more after the search, on validation samples as well."""
-    variant: str
-    topology: tuple[str, ...]
-    recipe: str
-    params: int
-    macs: int
-    val_score: float
-    """NaN: not known, or it diverged."""
-    seconds: float
 
 
 @reader
@@ -94,14 +80,14 @@ class _Lineage:
     def __init__(self, run: Path, search: SearchTable) -> None:
         self._run, self._search = run, search
         self._rows = {n: row for row in search.rows if (n := whole(row, "number")) is not None}
-        self._points = {point.label: point for point in read_frontier(run)}
+        found = {point.label: point for point in read_frontier(run)}
+        self._points = {
+            n: found.get(str(n)) or run_point(row, search) for n, row in self._rows.items()
+        }
         self._lanes = _lanes(search.rows)
         self._shades = _shades(search.rows)
         self._fitting = {whole(row, "number") for row in within(search.rows, search.info)}
-        self._front = [
-            row for n, row in self._rows.items()
-            if (point := self._points.get(str(n))) is not None and point.on_frontier
-        ]  # fmt: skip
+        self._front = [row for n, row in self._rows.items() if self._points[n].on_frontier]
         self._children: dict[int, list[Entries]] = {}
         for number, row in self._rows.items():
             if (parent := self._parent(number, row)) is not None:
@@ -115,31 +101,21 @@ class _Lineage:
             yield self._record(number, row, cell, taken[cell])
 
     def _record(self, number: int, row: Entries, cell: tuple[int, int], place: int) -> LineageRun:
-        point, parent = self._points.get(str(number)), self._parent(number, row)
+        point, parent = self._points[number], self._parent(number, row)
+        known = {f.name: getattr(point, f.name) for f in fields(FrontierPoint)}
         fate = self._fate(number, row, point)
         return LineageRun(
-            label=str(number),
+            **known | {"parent": "" if parent is None else str(whole(parent, "number"))},
             rung=cell[0],
             lane=cell[1],
             place=place,
-            parent="" if parent is None else str(whole(parent, "number")),
             is_again=parent is not None and trained_again(row, parent),
-            state=_state(row, fate.under_way),
+            state=_state(row, point.under_way),
             shade=self._shades.get(number, -1),
             network=network_name(self._search, row),
             made=made_text(self._search, row, parent),
             ended=ended_text(self._search, row, fate),
-            on_frontier=fate.on_frontier,
-            is_pick=fate.is_pick,
-            is_host=point is not None and point.is_host,
             is_refit=fate.is_refit,
-            variant=self._search.variant(row),
-            topology=texts(row, "topology"),
-            recipe=recipe_text(row),
-            params=whole(row, "params") or 0,
-            macs=whole(row, "macs") or 0,
-            val_score=real(row, "score"),
-            seconds=real(row, "seconds"),
         )
 
     def _parent(self, number: int, row: Entries) -> Entries | None:
@@ -147,14 +123,14 @@ class _Lineage:
         parent = whole(row, "parent")
         return None if parent is None or parent >= number else self._rows.get(parent)
 
-    def _fate(self, number: int, row: Entries, point: FrontierPoint | None) -> Fate:
+    def _fate(self, number: int, row: Entries, point: FrontierPoint) -> Fate:
         children = self._children.get(number, [])
         again = [one for one in children if trained_again(one, row)]
         refit = self._run / f.GROWN_NETWORKS / f"{number:04d}.refit.safetensors"
         return Fate(
-            is_pick=point is not None and point.is_pick,
-            on_frontier=point is not None and point.on_frontier,
-            under_way=point is not None and point.under_way,
+            is_pick=point.is_pick,
+            on_frontier=point.on_frontier,
+            under_way=point.under_way,
             fits=number in self._fitting,
             better=self._better(row),
             again=again,

@@ -226,11 +226,11 @@ def _audited(run: Path) -> list[LogLine]:
         f"hosts in {setup.contexts} contexts"
     )
     rows: dict[int, list[AuditRow]] = {}
-    found = read_contexts(run)
-    for row in found.rows:
+    found, problems = read_contexts(run)
+    for row in found:
         rows.setdefault(row.context, []).append(row)
     done = [_context_done(setup, at, rows[at]) for at in sorted(rows)]
-    damaged = [LogLine(f"cannot be read: {one}", unusual=True) for one in found.problems]
+    damaged = [LogLine(f"cannot be read: {one}", unusual=True) for one in problems]
     lines = _in_time(run, first, [*done, *damaged])
     best = policies_headline(run).text
     return [*lines, LogLine(f"ways to choose judged: {best}", _session_end(run))] if best else lines

@@ -1,17 +1,32 @@
-"""`to_plain`: records of views as JSON."""
+"""`to_plain`: records of views as JSON; `thinned`: some of very many."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError, shown
+
+Point = TypeVar("Point")
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """At most `most` evenly spaced points, the first and the last one among them.
+
+    >>> thinned(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    if len(points) <= most:
+        return list(points)
+    last = len(points) - 1
+    return [points[round(i * last / (most - 1))] for i in range(most)]
 
 
 def to_plain(value: object) -> Json:

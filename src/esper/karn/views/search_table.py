@@ -17,6 +17,7 @@ from esper.karn.views.documents import (
     Entries,
     FileState,
     entries,
+    estimate,
     file_state,
     objects,
     read_entries,
@@ -116,7 +117,7 @@ def pick_gain(search: SearchTable) -> Estimate:
     """How much better the pick is than the model as given, on the same test samples."""
     pick, host, found = search.pick, entries(search.result, "host"), entries(search.result, "gain")
     if found:
-        return Estimate(*(real(found, name) for name in ("value", "low", "high")))
+        return estimate(found)
     apart = gain(real(pick, "test_score"), real(host, "test_score"), search.sign)
     return Estimate(apart, math.nan, math.nan)
 

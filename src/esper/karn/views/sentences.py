@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.karn.stages import stage_name
-from esper.karn.views.documents import Entries, entries, number, real, text, whole
+from esper.karn.views.documents import Entries, entries, real, text, whole
 from esper.karn.views.events import EventLine
 from esper.karn.views.setup import NO_SETUP, RunSetup
 from esper.leyline.codec import Json
@@ -26,25 +26,6 @@ from esper.leyline.stages import BLENDED_STAGES, SeedStage
 
 MAX_CHARS: Final = 240
 UNUSUAL: Final = frozenset({"ANOMALY_DETECTED", "GOVERNOR_PANIC", "GOVERNOR_ROLLBACK"})
-_IN_FIGURES: Final = frozenset(
-    {
-        "ACTION_DISTRIBUTION",
-        "COUNTERFACTUALS_MEASURED",
-        "COUNTERFACTUAL_UNAVAILABLE",
-        "EPISODE_CURVE",
-        "EPISODE_OUTCOME",
-        "LAST_ACTION",
-        "LEARNING_RATES",
-        "MASK_HIT_RATES",
-        "PHASE_PROFILE",
-        "REWARD_SUMMARY",
-        "ROUND_CONTEXTS",
-        "SEED_GATE_EVALUATED",
-        "STEP_COMPLETED",
-        "THROUGHPUT",
-    }
-)
-"""Types without a sentence: figures of every step or round, which plots show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +56,16 @@ class Sentence:
 def sentences_of(event: EventLine, setup: RunSetup | None = None) -> tuple[Sentence, ...]:
     """An event in words: one sentence for each seed or member it is about.
 
-    None of figures, which plots show, nor of a change of stage that another event says better.
+    None of types that plots show, nor of a change of stage that another event says better.
     `setup` has the names of slots and seeds; without it they are numbers.
     """
     names = setup or NO_SETUP
-    found: Iterable[tuple[int | None, str]]
-    if event.type in _IN_FIGURES:
-        return ()
+    found: Iterable[tuple[int | None, str]] = ()
     if event.type in _OF_MEMBERS:
         say = _OF_MEMBERS[event.type]
         found = ((whole(row, "member_N"), say(row, names)) for row in _occurrences(event.payload))
-    else:
-        whole_event = _OF_ALL.get(event.type)
-        said = whole_event(event.payload) if whole_event else ""
-        found = ((None, said or _generic(event)),)
+    elif event.type in _OF_ALL:
+        found = ((None, _OF_ALL[event.type](event.payload)),)
     return tuple(
         Sentence(event.type, event.round, event.step, member, shorten(what, MAX_CHARS), event.time)
         for member, what in found
@@ -327,19 +304,3 @@ _OF_ALL: Final[Mapping[str, Callable[[Entries], str]]] = MappingProxyType(
         "CHECKPOINT_LOADED": _loaded,
     }
 )
-
-
-def _generic(event: EventLine) -> str:
-    """A type without a sentence of its own: its name, and its figures and words."""
-    found = [
-        f"{name.replace('_', ' ')} {_value(value)}"
-        for name, value in event.payload.items()
-        if isinstance(value, str | bool) or number(event.payload, name) is not None
-    ]
-    return event.type.lower().replace("_", " ") + (f": {', '.join(found)}" if found else "")
-
-
-def _value(value: Json) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,.4g}" if isinstance(value, float) else " ".join(str(value).split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,10 @@ from typing import Any
 import numpy as np
 
 from esper.karn.views.damage import reader
-from esper.karn.views.documents import entries, listed, read_entries
-from esper.karn.views.rounds import numbered
 from esper.karn.views.seeds import newest_seed_round
 from esper.karn.views.tables import EventTables, Rounds
-from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, t_interval
 from esper.leyline.telemetry import TelemetryEventType
-from esper.storage.run_files import ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +29,10 @@ class StepPoint:
 
 @reader
 def read_steps(run: Path, round_index: int | None = None) -> tuple[StepPoint, ...]:
-    """Steps of a round, by default the newest; empty unless steps or the round were stored."""
+    """Steps of a round, by default the newest; empty if none is recorded."""
     tables = EventTables.of(run)
     at = newest_seed_round(tables) if round_index is None else round_index
-    return _from_events(tables, at) or _from_curve(tables, at) or _from_store(run, at)
+    return _from_events(tables, at) or _from_curve(tables, at)
 
 
 def _from_events(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
@@ -68,23 +63,4 @@ def _from_curve(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
             row["train_accuracy_T"],
         )
         for step, row in sorted(rows.items())
-    )
-
-
-def _from_store(run: Path, at: int) -> tuple[StepPoint, ...]:
-    """From the stored rounds of a policy that does not learn."""
-    path = dict(numbered(run / ROUNDS)).get(at + 1)
-    if path is None:
-        return ()
-    try:
-        result = entries(read_entries(path), "result")
-    except EsperError:  # damaged: the resumed run computes it again
-        return ()
-    values = listed(result, "accuracy_TE")[1:]  # the first: a fresh host
-    accuracy_TE = np.array(values, dtype=np.float64)
-    if accuracy_TE.ndim != 2:
-        return ()
-    ends = zip(*t_interval(accuracy_TE.T), strict=True)
-    return tuple(
-        StepPoint(at, step, Estimate(*map(float, one)), math.nan) for step, one in enumerate(ends)
     )

@@ -107,14 +107,17 @@ def _wanted(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
 
 def _round_range(path: Path) -> tuple[int | None, int | None]:
     """Lowest and highest round of a part; None if unknown."""
-    with _naming(path), path.open("rb") as raw, pq.ParquetFile(raw) as file:
+    with parquet_file(path) as file:
         return _range_of(file.metadata)
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def parquet_file(path: Path) -> Iterator[pq.ParquetFile]:
+    """A Parquet file to read; whatever is wrong with it is one line."""
     try:
-        yield
+        # pyarrow cannot open paths that are not UTF-8
+        with path.open("rb") as raw, pq.ParquetFile(raw) as file:
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
 
@@ -129,8 +132,7 @@ def _range_of(metadata: pq.FileMetaData) -> tuple[int | None, int | None]:
 
 
 def _read_part(path: Path, kind: TelemetryEventType, schema: pa.Schema, rounds: Rounds) -> pa.Table:
-    # pyarrow cannot open paths that are not UTF-8
-    with _naming(path), path.open("rb") as raw, pq.ParquetFile(raw) as file:
+    with parquet_file(path) as file:
         require_columns(file.schema_arrow, kind, path)
         if _left_out(file.metadata, rounds):
             return schema.empty_table()

@@ -9,15 +9,15 @@ from html import escape
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Query, Request, Response, WebSocket
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, HTMLResponse
 
 from esper.karn import views
 from esper.karn.views.plain import to_plain
 from esper.karn.web.access import Access
-from esper.karn.web.assets import Asset, read_assets
+from esper.karn.web.assets import STATIC, PageFiles, page
 from esper.karn.web.comparing import compare_runs
 from esper.karn.web.feed import RunFeed
-from esper.karn.web.guard import REPORT_POLICY, Application, Guard
+from esper.karn.web.guard import REPORT_POLICY, Guard
 from esper.karn.web.life_lines import growth_entry, read_life_lines, stage_look
 from esper.karn.web.listing import RunList
 from esper.karn.web.live import LiveSockets
@@ -29,37 +29,38 @@ _HUGE: Final = 1 << 40
 MAX_COLUMNS: Final = 40
 """Settings that a list of runs carries."""
 Names = Annotated[Sequence[str], Query()]
-_MISSING: Final = read_assets()["missing.html"]
 
 
-def make_app(folder: RunsFolder, access: Access) -> Application:
+def make_app(folder: RunsFolder, access: Access) -> Guard:
     """The application for the runs of a folder, behind its guard."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    _add_pages(app, read_assets(), folder)
+    _add_pages(app, folder)
     _add_records(app, folder)
     app.add_exception_handler(EsperError, _refuse)
     app.add_exception_handler(404, _refuse)
     return Guard(app, access)
 
 
-def _add_pages(app: FastAPI, assets: dict[str, Asset], folder: RunsFolder) -> None:
+def _add_pages(app: FastAPI, folder: RunsFolder) -> None:
+    app.mount("/static", PageFiles(directory=STATIC))
+
     @app.get("/")
-    def list_page(request: Request) -> Response:
-        return _asset(request, assets["list.html"])
+    def list_page() -> Response:
+        return HTMLResponse(page("list"))
 
     @app.get("/compare")
-    def compare_page(request: Request) -> Response:
-        return _asset(request, assets["compare.html"])
+    def compare_page() -> Response:
+        return HTMLResponse(page("compare"))
 
     @app.get("/runs/{run_id}")
-    def run_page(request: Request, run_id: str) -> Response:
+    def run_page(run_id: str) -> Response:
         if not folder.has(run_id):
             raise NotServedError(f"there is no run {shown(run_id)} in {folder.root}")
-        return _asset(request, assets["run.html"])
+        return HTMLResponse(page("run"))
 
     @app.get("/runs/{run_id}/report")
     def report_page(run_id: str) -> Response:
-        return Response(
+        return FileResponse(
             folder.report_of(run_id),
             media_type="text/html; charset=utf-8",
             headers={"content-security-policy": REPORT_POLICY},
@@ -72,12 +73,6 @@ def _add_pages(app: FastAPI, assets: dict[str, Asset], folder: RunsFolder) -> No
             media_type="application/octet-stream",
             filename=name.replace("/", "-"),
         )
-
-    @app.get("/static/{path:path}")
-    def static_file(request: Request, path: str) -> Response:
-        if path not in assets:
-            raise NotServedError("no such file")
-        return _asset(request, assets[path])
 
 
 def _add_records(app: FastAPI, folder: RunsFolder) -> None:
@@ -134,13 +129,6 @@ def _as_json(value: object) -> Response:
     return Response(json.dumps(value, allow_nan=False), media_type="application/json")
 
 
-def _asset(request: Request, asset: Asset) -> Response:
-    headers = {"etag": asset.etag, "cache-control": "no-cache"}
-    if request.headers.get("if-none-match") == asset.etag:
-        return Response(status_code=304, headers=headers)
-    return Response(asset.body, media_type=asset.media_type, headers=headers)
-
-
 def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise EsperError(f"{name}: a whole number from 0")
@@ -152,8 +140,7 @@ def _refuse(request: Request, error: Exception) -> Response:
     is_missing = not isinstance(error, EsperError) or isinstance(error, NotServedError)
     reason = str(error) if isinstance(error, EsperError) else "there is nothing at this address"
     if is_missing and not request.url.path.startswith("/api/"):
-        page = _MISSING.body.decode().replace("<!--reason-->", escape(reason))
-        return Response(page, 404, media_type=_MISSING.media_type)
+        return HTMLResponse(page("missing").replace("<!--reason-->", escape(reason)), 404)
     answer = _as_json({"error": reason})
     answer.status_code = 404 if is_missing else 400
     return answer

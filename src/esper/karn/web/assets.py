@@ -1,20 +1,16 @@
-"""The pages and their files, read once: addresses name them exactly or nothing."""
+"""The files of the pages, and the pages: one frame, with the script of most."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+import os
 from pathlib import Path
 from typing import Final
 
+from fastapi import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
 STATIC: Final = Path(__file__).parent / "static"
-_TYPES: Final = {
-    ".html": "text/html; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
-"""Other files (licences) are not served."""
 _NEEDS_SCRIPT: Final = (
     "<noscript><p>These pages need JavaScript; <code>esper runs</code> and <code>esper show</code> "
     "show the same in a terminal.</p></noscript>"
@@ -28,28 +24,30 @@ _PAGES: Final = {
         '<h1>Not found</h1>\n<p><!--reason--></p>\n<p><a class="button" href="/">All runs</a></p>',
     ),
 }
-"""Name of each page and of its script -> title, and what it shows before that."""
+"""Name of each page, and of its script if it has one -> title, and what it shows before that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A file as it is sent."""
+class PageFiles(StaticFiles):
+    """Scripts, styles and pictures; browsers ask each time whether a file has changed."""
 
-    body: bytes
-    media_type: str
-    etag: str
-
-
-def read_assets() -> dict[str, Asset]:
-    """Every file by its path below `static`, and every page, `page.html` with its parts."""
-    files = [path for path in sorted(STATIC.rglob("*")) if path.suffix in _TYPES]
-    found = {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in files}
-    frame = found.pop("page.html").decode()
-    for name, (title, content) in _PAGES.items():
-        page = frame.replace("<!--title-->", title).replace("<!--script-->", name)
-        found[f"{name}.html"] = page.replace("<!--content-->", content).encode()
-    return {path: _asset(body, _TYPES[Path(path).suffix]) for path, body in found.items()}
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        """A file, or that it is unchanged."""
+        found = super().file_response(full_path, stat_result, scope, status_code)
+        found.headers["cache-control"] = "no-cache"
+        return found
 
 
-def _asset(body: bytes, media_type: str) -> Asset:
-    return Asset(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+def page(name: str) -> str:
+    """A page as HTML."""
+    title, content = _PAGES[name]
+    frame = (STATIC / "page.html").read_text(encoding="utf-8")
+    script = f'<script type="module" src="/static/js/{name}.js"></script>\n'
+    frame = frame.replace("<!--title-->", title)
+    frame = frame.replace("<!--script-->", "" if name == "missing" else script)
+    return frame.replace("<!--content-->", content)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from esper.karn import views
 from esper.karn.views.damage import UNREADABLE, naming_damage, problem_of
 from esper.karn.views.documents import NO_FILE, file_state
 from esper.karn.views.follow import RunCursor, RunUpdate
 from esper.karn.views.kinds import RunKind
-from esper.karn.views.plain import to_plain
+from esper.karn.views.plain import thinned, to_plain
 from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
 from esper.storage import run_files as f
@@ -36,7 +36,6 @@ MAX_LINES: Final = 500
 LAST_EVENTS: Final = 5 * MAX_EVENTS
 """Events that are read for the first message: many of them are in figures, not in sentences."""
 
-Point = TypeVar("Point")
 Series = Callable[[Path, int], Sequence[Any]]
 _SERIES: Final[dict[str, Series]] = {
     "rounds": views.read_rounds,
@@ -118,7 +117,7 @@ class RunFeed:
         points = self._read(name, lambda: reader(self._run, after))
         if points:
             self._newest[name] = points[-1].round
-        return to_plain(thinned(points))
+        return to_plain(thinned(points, MAX_POINTS))
 
     def _search(self) -> dict[str, Json]:
         run = self._run
@@ -152,15 +151,3 @@ class RunFeed:
         except UNREADABLE as error:
             self._problems[name] = problem_of(error)
             return ()
-
-
-def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """At most `most` evenly spaced points, the last one among them.
-
-    >>> thinned(range(10), 4)
-    [0, 3, 6, 9]
-    """
-    if len(points) <= most:
-        return list(points)
-    last = len(points) - 1
-    return [points[round(i * last / (most - 1))] for i in range(most)]

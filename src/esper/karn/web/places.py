@@ -10,7 +10,6 @@ import base64
 import binascii
 import os
 import re
-import stat
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +23,6 @@ from esper.storage.run_files import REPORT_PAGE
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,200}")
 _DEEPEST: Final = 3
 """Folders below a run that records are in (events/TYPE/part)."""
-MAX_REPORT_BYTES: Final = 64 << 20
-"""Bytes of a report page that is served."""
 
 
 class NotServedError(EsperError):
@@ -98,23 +95,17 @@ class RunsFolder:
         self._require_contained(path)
         return path
 
-    def report_of(self, run_id: str) -> bytes:
-        """The report page of a run; raises if it has none."""
+    def report_of(self, run_id: str) -> Path:
+        """Path of the report page of a run; raises if it has none."""
         path = self.path_of(run_id) / REPORT_PAGE
-        try:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
-            raise NotServedError(f"{path.parent.name} has no report page yet") from None
-        with os.fdopen(file, "rb") as page:
-            found = os.fstat(file)
-            if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_REPORT_BYTES:
-                raise NotServedError(f"{path.parent.name}: its report page is no ordinary file")
-            return page.read()
+        if not _is_file(path):
+            raise NotServedError(f"{path.parent.name} has no report page yet")
+        return path
 
     def network_file(self, run_id: str, name: str) -> Path:
         """Path of a file of a network of a grow run; raises if there is none."""
         path = network_file(self.path_of(run_id), name)
-        if path is None or path.is_symlink() or not path.is_file():
+        if path is None or not _is_file(path):
             raise NotServedError(f"no file {shown(name)} of a network")
         return path
 
@@ -138,3 +129,7 @@ class RunsFolder:
             raise NotServedError(
                 f"{run.name} is not shown: its events are in {events}, outside the runs folder"
             )
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()

@@ -10,7 +10,7 @@ import { duration, number, signed, STATE_MARKS } from "./format.js";
 import { FrontierPlot } from "./frontier.js";
 import { RunData } from "./rundata.js";
 import { SettingsDiff } from "./settingsdiff.js";
-import { DASHES, onTheme, seriesColour, startTheme } from "./theme.js";
+import { DASHES, onTheme, seriesColour } from "./theme.js";
 
 const MAX_RUNS = 8;
 const READ_AGAIN = 3000;
@@ -246,7 +246,6 @@ function sideBySide(runs, baseline) {
   };
 }
 
-startTheme();
 const given = new URLSearchParams(location.search);
 const ids = [...new Set(given.getAll("run"))].filter((id) => /^[~\w][\w.@+=-]*$/.test(id)).slice(0, MAX_RUNS);
 new ComparePage(ids, given.get("baseline")).start();

@@ -6,7 +6,6 @@ import { cellContent, columnOf, comparator, keyOf, settingOf } from "./columns.j
 import { breakable, clear, el, main, setText } from "./dom.js";
 import { select } from "./figure.js";
 import { KINDS, ListState, STATES } from "./liststate.js";
-import { startTheme } from "./theme.js";
 
 const PERIOD = 3000;
 const PAGE = 500;
@@ -274,5 +273,4 @@ async function keepReading(list) {
   setTimeout(() => keepReading(list), PERIOD);
 }
 
-startTheme();
 keepReading(new List());

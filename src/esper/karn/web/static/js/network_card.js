@@ -7,8 +7,6 @@ import { duration, interval, networkText, number, signed, size } from "./format.
 import { drawLayers } from "./layers.js";
 
 const HINT = "Point at a network, or Tab to a plot and use the arrow keys. A click or Enter pins it.";
-const UNKNOWN = { value: null, low: null, high: null };
-const NO_SCORE = { score: UNKNOWN, latency: UNKNOWN, gain: null, val_gain: null, length: null, under_way: false };
 
 export class NetworkCard {
   constructor(id, selection) {
@@ -36,7 +34,7 @@ export class NetworkCard {
   point(label) {
     const run = this.data.lineage.find((one) => one.label === label);
     const point = this.data.frontier.find((one) => one.label === label);
-    return run || point ? { ...NO_SCORE, ...run, ...point } : null;
+    return run || point ? { ...run, ...point } : null;
   }
 
   show() {
@@ -103,7 +101,7 @@ function facts(point, { frontier, run }) {
     ["parameters", number(point.params)], ["MACs", number(point.macs)],
     ["latency", point.latency.value === null ? "" : `${interval(point.latency)} ms`],
     ["recipe", point.recipe],
-    ["training", [point.seconds === null ? "" : duration(point.seconds), point.length === null ? "" : `${number(point.length, 3)} × a full run`].filter(Boolean).join(", ")],
+    ["training", [point.seconds === null ? "" : duration(point.seconds), !point.length ? "" : `${number(point.length, 3)} × a full run`].filter(Boolean).join(", ")],
     ["from", point.parent ? `#${point.parent}${parent ? ` ${networkText(parent)}` : ""}` : ""],
   ];
   const rows = pairs.filter(([, value]) => value).map(([name, value]) => el("div", {}, el("dt", {}, name || "role"), el("dd", {}, value)));

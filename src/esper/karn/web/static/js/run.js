@@ -9,7 +9,6 @@ import { NothingYet, pageTitle, Result, UnderWay } from "./run_head.js";
 import { RunData } from "./rundata.js";
 import { searchFigures } from "./search_figures.js";
 import { loadStages } from "./stages.js";
-import { startTheme } from "./theme.js";
 import { trainingFigures } from "./training_figures.js";
 
 const id = location.pathname.split("/")[2];
@@ -113,7 +112,6 @@ class RunPage {
   }
 }
 
-startTheme();
 const page = new RunPage();
 await loadStages().catch(() => {}); // names of stages will do
 follow(id, (message, first) => page.take(message, first), (state, reason) => page.connected(state, reason));

@@ -1,7 +1,8 @@
 // What is known of a run, from the messages of its feed.
 
 const SERIES = ["rounds", "learner", "speed", "actions", "anomalies"];
-const REPLACED = ["run", "frontier", "lineage", "best", "curves", "curves_total", "notes", "contenders", "log", "log_total"];
+const LISTS = ["frontier", "lineage", "best", "curves", "notes", "contenders", "log"];
+const REPLACED = [...LISTS, "run", "curves_total", "log_total"];
 const MAX_EVENTS = 200;
 const MAX_POINTS = 4000;
 
@@ -14,17 +15,8 @@ export class RunData {
   reset() {
     this.setup = null;
     this.problems = {};
-    for (const name of SERIES) this[name] = [];
-    this.frontier = [];
-    this.lineage = [];
-    this.best = [];
-    this.notes = [];
-    this.curves = [];
-    this.curves_total = 0;
-    this.contenders = [];
-    this.events = [];
-    this.log = [];
-    this.log_total = 0;
+    for (const name of [...SERIES, ...LISTS, "events"]) this[name] = [];
+    this.curves_total = this.log_total = 0;
   }
 
   // `first`: the message holds everything.

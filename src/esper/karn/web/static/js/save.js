@@ -1,12 +1,11 @@
 // The menu of a figure that saves it: as PNG, as SVG where it is one, and its numbers as CSV.
 
 import { el } from "./dom.js";
-import { drawingOf, paintDrawing, paintSvg, sizeOf, standalone, textLeft } from "./svg_copy.js";
+import { drawingOf, HEAD, sizeOf, standalone } from "./svg_copy.js";
 import { colour } from "./theme.js";
 
+const SVG = "image/svg+xml";
 const SCALE = 2; // pixels of a PNG per pixel of the page
-const HEAD = 34;
-const LINE = 18;
 
 export class SaveMenu {
   // `figure`: what has `heading`, `plot` and `csv()`.
@@ -49,10 +48,14 @@ export class SaveMenu {
     return `${words.replace(/[^\w.]+/g, "-").replace(/^[-.]+|-+$/g, "").slice(0, 100)}.${ending}`;
   }
 
-  saveSvg() {
+  // The picture with its title and its legend, on the ground of the theme.
+  picture(drawing) {
     const { plot, heading } = this.figure;
-    const look = { ground: colour("--panel"), ink: colour("--ink") };
-    download(this.name("svg"), "image/svg+xml", standalone(drawingOf(plot), heading.textContent, legendOf(plot), look));
+    return standalone(drawing, heading.textContent, legendOf(plot), { ground: colour("--panel"), ink: colour("--ink") });
+  }
+
+  saveSvg() {
+    download(this.name("svg"), SVG, this.picture(drawingOf(this.figure.plot)).text);
   }
 
   saveCsv() {
@@ -61,42 +64,26 @@ export class SaveMenu {
     download(this.name("csv"), "text/csv", `${lines.join("\n")}\n`);
   }
 
-  // The picture with its title and its legend, on the ground of the theme.
-  savePng() {
-    const { plot, heading } = this.figure;
+  async savePng() {
+    const { plot } = this.figure;
     const drawing = drawingOf(plot);
-    const { width, height } = drawing ?? sizeOf(plot.querySelector("canvas"));
-    const entries = legendOf(plot);
-    const canvas = document.createElement("canvas");
-    const tall = HEAD + height + 10 + entries.length * LINE;
-    [canvas.width, canvas.height] = [width * SCALE, tall * SCALE];
+    const curves = plot.querySelector("canvas");
+    const { text, width, height } = this.picture(drawing ?? { pieces: [], ...sizeOf(curves) });
+    const canvas = el("canvas", { width: width * SCALE, height: height * SCALE });
     const context = canvas.getContext("2d");
     context.scale(SCALE, SCALE);
-    context.fillStyle = colour("--panel");
-    context.fillRect(0, 0, width, tall);
-    write(context, heading.textContent, 12, 22, "600 15px system-ui, sans-serif");
-    context.save();
-    context.translate(0, HEAD);
-    if (drawing) paintDrawing(context, drawing);
-    else context.drawImage(plot.querySelector("canvas"), 0, 0, width, height);
-    context.restore();
-    entries.forEach(({ text, swatch }, i) => entry(context, text, swatch, HEAD + height + i * LINE));
+    context.drawImage(await loaded(text), 0, 0, width, height);
+    if (!drawing) context.drawImage(curves, 0, HEAD, ...Object.values(sizeOf(curves)));
     canvas.toBlob((blob) => download(this.name("png"), "image/png", blob));
   }
 }
 
-function entry(context, text, swatch, top) {
-  context.save();
-  context.translate(12, top);
-  if (swatch) paintSvg(context, swatch);
-  context.restore();
-  write(context, text, textLeft(swatch), top + 11, "12px system-ui, sans-serif");
-}
-
-function write(context, text, x, y, font) {
-  context.font = font;
-  context.fillStyle = colour("--ink");
-  context.fillText(text, x, y);
+async function loaded(text) {
+  const image = new Image();
+  image.src = URL.createObjectURL(new Blob([text], { type: SVG }));
+  await image.decode();
+  URL.revokeObjectURL(image.src);
+  return image;
 }
 
 function legendOf(plot) {

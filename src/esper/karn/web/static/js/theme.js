@@ -1,26 +1,7 @@
-// Light, dark, or as the system has it; the choice is kept in this browser.
-
-const KEY = "esper-theme";
-
-export function startTheme() {
-  const select = document.getElementById("theme");
-  const stored = read();
-  apply(stored);
-  select.value = stored;
-  select.addEventListener("change", () => {
-    apply(select.value);
-    try {
-      localStorage.setItem(KEY, select.value);
-    } catch {
-      // storage is off: the choice lasts as long as the page
-    }
-    announce();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", announce);
-}
+// Light or dark, as the system has it.
 
 export function onTheme(listener) {
-  document.addEventListener("esper-theme", listener);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", listener);
 }
 
 export function colour(name) {
@@ -38,22 +19,4 @@ export function dashOf(place) {
 
 export function seriesColour(place) {
   return colour(`--series-${place % SERIES_COLOURS}`);
-}
-
-function announce() {
-  document.dispatchEvent(new Event("esper-theme"));
-}
-
-function apply(theme) {
-  if (theme) document.documentElement.dataset.theme = theme;
-  else delete document.documentElement.dataset.theme;
-}
-
-function read() {
-  try {
-    const stored = localStorage.getItem(KEY);
-    return stored === "light" || stored === "dark" ? stored : "";
-  } catch {
-    return "";
-  }
 }
