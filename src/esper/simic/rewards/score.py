@@ -12,17 +12,13 @@ Shape letters: E members, T steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
-from esper.simic.rewards.memory import State, require_arrays
 from esper.tasks.scoring import Upkeep, live_seeds, upkeep
 
 
@@ -92,11 +88,3 @@ class ScoreReward:
                 f"steps needs {inputs.episode_length + 1}, starting with the initial host's"
             )
         return curve[inputs.step + 1] - curve[inputs.step]
-
-    def state(self) -> State:
-        """Empty: stateless."""
-        return {}
-
-    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """No-op; raises for the state of another mode."""
-        require_arrays(type(self).__name__, state, ())
