@@ -78,15 +78,9 @@ def test_a_host_that_follows_the_curve_gets_nothing_for_waiting():
         assert reward(inputs)[0][0] == pytest.approx(0, abs=1e-15)
 
 
-def test_a_curve_that_does_not_fit_is_refused():
-    short = make_reward(RewardConfig(), RULE, [0.1, 0.2])
-    line = refused(lambda: short(step_inputs(0, 5)))
-    assert "baseline_curve has 2 scores: an episode of 5 steps needs 6" in line
+def test_a_curve_that_diverged_is_refused():
     line = refused(lambda: make_reward(RewardConfig(), RULE, [0.1, float("nan")]))
     assert "baseline_curve[1] is nan" in line
-    for config in (RewardConfig(mode="basic"), RewardConfig(family="loss")):
-        line = refused(lambda c=config: make_reward(c, RULE, [0.1, 0.2]))
-        assert "baseline_curve with reward mode" in line
 
 
 # ---- episodes ----------------------------------------------------------------------

@@ -4,15 +4,15 @@
         data = world.together(load)        all ranks continue, or all raise
         score_U = world.gather(score_E)    arrays of all ranks, in rank order
 
-Control messages travel as JSON and raw bytes through gloo, gradients through NCCL on GPUs; nothing
-is pickled.
+Control messages travel as JSON and arrays of numpy through gloo, gradients through NCCL on GPUs;
+nothing is pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import math
 import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -37,14 +36,6 @@ PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for the others before it gives up."""
 _SOURCE_LINE: Final = re.compile(r"\[/\S+:\d+\] ")
 """Where in gloo's source an error arose."""
-
-
-class LostRankError(EsperError):
-    """Another process ended or does not answer."""
-
-
-class PeerFailedError(EsperError):
-    """Another process raised an error; the message names it."""
 
 
 class PeerInterrupted(KeyboardInterrupt):
@@ -188,10 +179,11 @@ class World(Ranks):
 
     def gather_arrays(self, arrays: Sequence[ArrayT]) -> list[ArrayT]:
         """Concatenate several arrays of all ranks, in one message; dtypes must be equal."""
-        heads = [(array.dtype.str, array.shape) for array in arrays]
-        body = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
-        by_rank = [_unpack(message) for message in self.gather_bytes(_pack(heads, body))]
-        return [np.concatenate(parts) for parts in zip(*by_rank, strict=True)]  # type: ignore[misc]
+        mine = io.BytesIO()
+        np.savez(mine, *arrays)
+        by_rank = [np.load(io.BytesIO(message)) for message in self.gather_bytes(mine.getvalue())]
+        names = [f"arr_{number}" for number in range(len(arrays))]  # as `savez` calls them
+        return [np.concatenate([found[name] for found in by_rank]) for name in names]  # type: ignore[misc]
 
     def gather_bytes(self, message: bytes) -> list[bytes]:
         """Messages of all ranks, in rank order, on every rank."""
@@ -241,7 +233,7 @@ class World(Ranks):
         ]
         if failures:
             more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-            raise PeerFailedError(f"{failures[0]}{more}")
+            raise EsperError(f"{failures[0]}{more}")
         if error is not None:
             raise error
         stopped = [text for _, text, _ in said if text]
@@ -275,23 +267,7 @@ def _lost_ranks(rank: int) -> Iterator[None]:
     except RuntimeError as error:
         text = " ".join(str(error).split())
         reason = shorten(_SOURCE_LINE.sub("", text).partition(". ")[0], 160)
-        raise LostRankError(
+        raise EsperError(
             f"rank {rank} lost contact with the others ({reason}): the first error of "
             f"another rank says why; resume the run (--resume)"
         ) from error
-
-
-def _pack(heads: Sequence[tuple[str, tuple[int, ...]]], body: bytes) -> bytes:
-    """Dtypes and shapes as JSON, then the raw arrays."""
-    return json.dumps(heads).encode() + b"\n" + body
-
-
-def _unpack(message: bytes) -> list[npt.NDArray[Any]]:
-    """Undo `_pack`."""
-    line, _, body = message.partition(b"\n")
-    found, start = [], 0
-    for dtype, shape in json.loads(line):
-        count = math.prod(shape)
-        found.append(np.frombuffer(body, dtype, count, start).reshape(shape))
-        start += count * np.dtype(dtype).itemsize
-    return found
