@@ -187,9 +187,9 @@ class Difference:
 
 
 def differences(before: Json, now: Json, name: str = "") -> Iterator[Difference]:
-    """Yield the differences of two documents; lists are compared as single values."""
+    """Yield the differences of two documents, in the order of `now`; lists are single values."""
     if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
+        for key in (*now, *(key for key in before if key not in now)):
             inner = f"{name}.{key}" if name else key
             yield from differences(before.get(key), now.get(key), inner)
     elif before != now:
