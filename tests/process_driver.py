@@ -4,8 +4,8 @@
 
 For each line {"argv", "cwd", "descriptors"} a process is forked, in a session of its own, and for
 {"wait"} it is told how that ended (`run_server.py`). `descriptors` are stdin, stdout and stderr: a
-path to open (a terminal becomes the session's), "closed" (from the start, as with `>&-`) or
-"broken" (a pipe whose reader has left). The process ends as Python ends it, streams flushed.
+path to open (a terminal becomes the session's) or "broken" (a pipe whose reader has left). The
+process ends as Python ends it, streams flushed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ HEAVY = (
     "esper.compare.report",
 )
 """What commands import, which would take seconds in every process anew."""
-STREAMS = ("stdin", "stdout", "stderr")
 
 
 def become(argv: list[str], cwd: str, descriptors: list[str]) -> int:
@@ -44,12 +43,6 @@ def become(argv: list[str], cwd: str, descriptors: list[str]) -> int:
 
 def connect(number: int, target: str) -> None:
     """Make a standard stream as Python finds it when it starts."""
-    name = STREAMS[number]
-    if target == "closed":
-        os.close(number)
-        setattr(sys, name, None)
-        setattr(sys, f"__{name}__", None)
-        return
     if target == "broken":
         reader, source = os.pipe()
         os.close(reader)

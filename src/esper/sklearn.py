@@ -84,6 +84,9 @@ LEAST_SAMPLES: Final = 3
 """Two to train on, and one that is held out."""
 ROWS: Final = 256
 """Rows of a block that is predicted at once."""
+GONE: Final = (
+    "result_: the run folder was temporary and is gone; give folder= to the estimator to keep"
+)
 
 ModelFactory = Callable[[int, int], nn.Module]
 Widths = tuple[float, ...] | Literal["auto"]
@@ -107,10 +110,7 @@ class KeptResult(GrowResult):
 
     def _require_folder(self) -> None:
         if self.temporary:
-            raise EsperError(
-                "result_: the run folder was temporary and is gone; give folder= to the estimator "
-                "to keep curves and report"
-            )
+            raise EsperError(f"{GONE} curves and report")
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -191,10 +191,7 @@ def _example(features: int, _: NetworkRecord) -> Tensor:
 
 def _script_of(folder: Path | None, record: NetworkRecord) -> str:
     if folder is None:
-        raise EsperError(
-            "result_: the run folder was temporary and is gone; give folder= to the estimator to "
-            "keep the script of the pick"
-        )
+        raise EsperError(f"{GONE} the script of the pick")
     return read_script(folder, record.number)
 
 

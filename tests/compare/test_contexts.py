@@ -172,7 +172,7 @@ def test_a_single_host_is_replayed_on_another(tmp_path):
 def test_a_folder_of_other_contexts_is_refused(tmp_path):
     compared(tmp_path, "wait", task=FIXED_TASK)
     assert json.loads((tmp_path / SETTINGS).read_text())["context"]["actions"] == "grow"
-    with pytest.raises(EsperError, match=r'context.actions is "grow" there and "full" here'):
+    with pytest.raises(EsperError, match=r"context.actions is 'grow' there and 'full' here"):
         compared(tmp_path, "wait", task=replace(TASK, contexts=PLANNED))
 
 

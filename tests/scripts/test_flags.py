@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -19,7 +20,6 @@ from esper.scripts.train.config import Train, read_train
 from esper.scripts.train.learner_config import TrainPPO, read_train_ppo
 from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
-from esper.simic.training.config_files import _setting_names
 from support import refused
 
 
@@ -111,12 +111,20 @@ def check_order(name, in_file, in_flags, has_file):
         assert get(read.training, setting.path) == wanted, setting.path
 
 
+def leaf_names(entries: dict[str, object], section: str = "") -> Iterator[str]:
+    """All settings as `section.name`, without the sections."""
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            yield from leaf_names(value, f"{section}{name}.")
+        else:
+            yield f"{section}{name}"
+
+
 def test_every_setting_of_the_learner_is_a_flag(capsys):
     with pytest.raises(SystemExit):
         read_train_ppo(["--help-all"])
     said = capsys.readouterr().out
-    leaves = list(_setting_names(TrainingConfig))
-    leaves = [path for path in leaves if not any(o.startswith(f"{path}.") for o in leaves)]
+    leaves = list(leaf_names(to_json(TrainingConfig())))
     schedules = {"start", "end", "steps"}
     for path in leaves:
         section, _, leaf = path.rpartition(".")

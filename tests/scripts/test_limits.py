@@ -46,8 +46,6 @@ HUGE = 10**400
         (("wait", "--config", f"{LONG}.toml"), "File name too long"),
         (("wait", "--out", LONG), "File name too long"),
         (("ppo", "--resume", LONG), "File name too long"),
-        (("ppo", "--lr", "3"), "did you mean --learning-rate?"),
-        (("ppo", "--n-envs", "3"), "did you mean --envs?"),
         (("ppo", "--learning_rat", "3"), "did you mean --learning-rate?"),
         (("wait", "--lr", "3"), "--lr: unknown; --help lists the flags"),
     ],

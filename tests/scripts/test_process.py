@@ -143,18 +143,6 @@ def test_no_other_command_loses_anything_either(commands, tmp_path, stream):
         assert not files or names(place / "o") == files
 
 
-def test_streams_that_were_closed_from_the_start_are_no_streams(commands, tmp_path):
-    """No output is asked for; no file that is opened later may stand in for a stream."""
-    job = commands.run(
-        tmp_path, "train", "wait", *TINY, "--telemetry-dir", "events", "--out", "o",
-        stdin="closed", stdout="closed", stderr="closed",
-    )  # fmt: skip
-    assert job.wait() == 0
-    assert names(tmp_path / "o") == {"train_wait_synthetic.json"}
-    kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
-    assert (kinds[0], kinds[-1]) == ("RUN_STARTED", "RUN_FINISHED")
-
-
 # ---- terminals and signals ----------------------------------------------------------------------
 
 
@@ -270,26 +258,6 @@ def test_help_that_finds_no_room_says_so(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(b"error: stdout: No space left on device")
     assert done.stderr.count(b"\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "status"), [("esper runs >&- 2>&- <&-", 0), ("esper runs --nonsense 2>&-", 2)]
-)
-def test_closed_descriptors_change_no_status(line, status, tmp_path):
-    done = shell(line, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")
-
-
-def test_a_message_never_goes_into_a_file_that_took_the_number_of_a_closed_stream(tmp_path):
-    """What C libraries and signal handlers write goes to descriptor 2, whatever that is."""
-    code = (
-        "import os; from esper.scripts.cli.command import exit_status_of\n"
-        "exit_status_of(lambda: (open('results', 'w'), os.write(2, b'warning'))[0].close())\n"
-        "assert os.sys.stdin.read() == ''"
-    )
-    done = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- 2>&-", tmp_path)
-    assert done.returncode == 0
-    assert (tmp_path / "results").read_bytes() == b""
 
 
 @pytest.mark.parametrize(

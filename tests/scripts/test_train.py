@@ -433,7 +433,7 @@ def test_whose_kernels_compute_is_kept_with_the_run(tmp_path):
     config = read_train_ppo([*LEARN[1:], "--kernels", "torch"])
     with RunFolder.create(tmp_path, "x", config.training, config.session) as folder:
         assert read_config(folder.path).population.kernels == "torch"
-    assert read_train("wait", ["--kernels", "own"]).engine_config().kernels == "own"
+    assert read_train("wait", ["--kernels", "own"]).training.engine_config().kernels == "own"
 
 
 BAD = [

@@ -64,7 +64,7 @@ def foreign(file) -> Path:
     """The folder of a run, as somebody else may send it: its settings name the file."""
     with RunFolder.create(Path("runs"), "x", config_of(file)) as folder:
         state = {"config": to_json(config_of(file)), "task": {"blueprints": ["norm"]}}
-        store = CheckpointStore(folder.checkpoints)
+        store = CheckpointStore(folder.path / "checkpoints")
         summary = Summary(round=1, rounds=2, score=0.5, best_round=1, best_score=0.5)
         store.write(summary, lambda draft: draft.joinpath(STATE).write_bytes(json_bytes(state)))
         return folder.path.absolute()

@@ -129,7 +129,7 @@ def test_an_audit_may_grow_by_contexts_but_not_change(folder):
     for changes, said in (
         ({"seed": 2}, "seed is 1 there and 2 here"),
         ({"contexts": 4}, "--contexts 4 is less"),
-        ({"settings": {"batch_size": "8"}}, 'settings.batch_size is "4" there and "8" here'),
+        ({"settings": {"batch_size": "8"}}, "settings.batch_size is '4' there and '8' here"),
         ({"grown": (1,)}, "grown"),
         ({"device": "cuda:0 (H200)"}, "device"),
     ):

@@ -69,7 +69,7 @@ class BaselineProcess:
         self._workers = ProcessWorkers(make, 1, torch.get_num_threads())
         self._timer = Timer(START_AFTER if after is None else after, self._start)
         self._timer.daemon = True
-        self._wanted = has_second_process(training)
+        self._wanted = _has_second_process(training)
         self._started = False
         self._problem = ""
 
@@ -114,7 +114,7 @@ class BaselineProcess:
         return None
 
 
-def has_second_process(training: TrainingConfig) -> bool:
+def _has_second_process(training: TrainingConfig) -> bool:
     """Whether a process of as many threads gets cores of its own."""
     device = parse_device(training.population.device)
     spare = 2 * torch.get_num_threads() <= _cores()

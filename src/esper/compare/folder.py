@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -20,12 +19,12 @@ import esper
 from esper.compare.comparison import ComparisonSettings, PolicyResult
 from esper.compare.config import Compare
 from esper.compare.policies import Identity
-from esper.leyline.codec import LATER, Json, read_record, to_json
+from esper.leyline.codec import LATER, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.run_files import POLICIES as POLICIES
 from esper.storage.run_files import SETTINGS as SETTINGS
-from esper.storage.sealed_json import json_bytes, read_document, sealed_bytes
+from esper.storage.sealed_json import differences, json_bytes, read_document, sealed_bytes
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.runtime import parse_device
 
@@ -93,24 +92,14 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
         different = next(differences(read_document(path), wanted), None)
         if different is not None:
             raise EsperError(
-                f"{folder} holds a comparison with other settings: {different}; set it back or "
-                f"choose another --out"
+                f"{folder} holds a comparison with other settings: {different.refusal}; set it "
+                f"back or choose another --out"
             )
         return
     try:
         write_atomic(path, json_bytes(wanted))
     except OSError as error:
         raise unwritable(folder, error) from error
-
-
-def differences(found: Json, wanted: Json, name: str = "") -> Iterator[str]:
-    """Yield the differing entries by dotted name."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for key in (*wanted, *(key for key in found if key not in wanted)):
-            inner = f"{name}.{key}" if name else key
-            yield from differences(found.get(key), wanted.get(key), inner)
-    elif found != wanted:
-        yield f"{name} is {json.dumps(found)} there and {json.dumps(wanted)} here"
 
 
 def result_path(folder: Path, identity: Identity) -> Path:

@@ -20,6 +20,7 @@ from rich.table import Table
 from esper.compare.config import HOSTS_PER_CONTEXT, Populations, split_hosts
 from esper.compare.host_runs import HostRun, HostRunner, draw_limits
 from esper.compare.policies import (
+    Limits,
     PolicyEntry,
     baseline_entry,
     controller_entry,
@@ -159,7 +160,8 @@ def _acting(
         ParsedPolicy(label, label, "controller", sampled=sampled)
         for label, sampled in zip(labels, (False, True), strict=True)
     ]
-    return [controller_entry(it, spec, agent, training.population) for it in parsed]
+    limits = Limits.of(spec, training.population)
+    return [controller_entry(it, spec, agent, limits) for it in parsed]
 
 
 def judge_baselines(

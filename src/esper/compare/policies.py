@@ -58,7 +58,7 @@ from esper.tolaria.runtime import parse_device
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class Limits:
     """Choices open to a policy, and how often its seeds are measured."""
 
     blueprints: tuple[str, ...]
@@ -68,6 +68,11 @@ class _Limits:
     counterfactual_stride: int = 1
     """Steps between counterfactual evaluations of seeds."""
 
+    @classmethod
+    def of(cls, spec: TaskSpec, population: PopulationConfig) -> Limits:
+        """With the blueprints of `spec`, the rest as in `population`."""
+        return cls(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -75,7 +80,7 @@ class Identity:
 
     policy: str
     """Canonical text; for a controller only how it acts."""
-    limits: _Limits
+    limits: Limits
     agent: str = ""
     """Checksum of a controller's save, or of the file of a policy of your own; else empty."""
     rules: HeuristicConfig | None = None
@@ -206,7 +211,7 @@ def baseline_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     """Entry of a policy that does not learn, with all blueprints of `spec`."""
     spec = spec_for(parsed, spec)
     static = parsed.kind in ("static-full", "static-final") and spec.context.capped > 0
-    limits = planted_limits(spec) if static or parsed.kind == "table" else _Limits(spec.blueprints)
+    limits = planted_limits(spec) if static or parsed.kind == "table" else Limits(spec.blueprints)
     known = heuristic_config(parsed, spec) if parsed.kind == "heuristic" else None
     return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits, rules=known))
 
@@ -245,7 +250,7 @@ def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> Policy
         counterfactual_stride=policy.counterfactual_stride,
     )
     population.check(spec)
-    limits = _Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
+    limits = Limits.of(spec, population)
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
     return PolicyEntry(parsed, spec, Identity(f"own:{parsed.name}", limits, digest), own=make)
@@ -271,21 +276,20 @@ def own_policy(files: UserFiles, parsed: ParsedPolicy) -> Callable[[], Policy]:
     return make
 
 
-def planted_limits(spec: TaskSpec) -> _Limits:
+def planted_limits(spec: TaskSpec) -> Limits:
     """Limits of policies that only plant: no seed blends, and nobody asks what one contributes."""
     style = (ActionHead.STYLE, int(BlendStyle.ADD))
-    return _Limits(spec.blueprints, (style,), spec.episode_length)
+    return Limits(spec.blueprints, (style,), spec.episode_length)
 
 
 def controller_entry(
     parsed: ParsedPolicy,
     spec: TaskSpec,
     agent: PPOAgent,
-    population: PopulationConfig,
+    limits: Limits,
     checksum: str = "",
 ) -> PolicyEntry:
-    """Entry of a controller, with the blueprints of `spec` and the limits of `population`."""
-    limits = _Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
+    """Entry of a controller; `checksum`: of its save."""
     how = "controller" + ", sampled" * parsed.sampled + ", blind" * parsed.blind
     if parsed.untrained:
         how, agent = f"{how}, untrained", agent.untrained()
@@ -294,16 +298,12 @@ def controller_entry(
     return PolicyEntry(parsed, spec, identity, agent)
 
 
-def untrained_entry(trained: PolicyEntry) -> PolicyEntry:
+def _untrained_entry(trained: PolicyEntry) -> PolicyEntry:
     """Entry of the same controller as it began, with the same way to act."""
     assert trained.agent is not None
     parsed = replace(trained.parsed, label=f"{trained.label}, untrained", blind=False,
                      untrained=True)  # fmt: skip
-    limits = trained.identity.limits
-    people = PopulationConfig(
-        frozen_heads=limits.frozen_heads, counterfactual_stride=limits.counterfactual_stride
-    )
-    entry = controller_entry(parsed, trained.spec, trained.agent, people)
+    entry = controller_entry(parsed, trained.spec, trained.agent, trained.identity.limits)
     return replace(entry, slots=trained.slots)
 
 
@@ -314,7 +314,7 @@ def with_untrained(entries: Sequence[PolicyEntry]) -> list[PolicyEntry]:
     for entry in entries:
         found.append(entry)
         if entry.parsed.kind == "controller" and not entry.parsed.untrained:
-            start = untrained_entry(entry)
+            start = _untrained_entry(entry)
             if str(start.identity) not in known:
                 known.add(str(start.identity))
                 found.append(start)
@@ -377,5 +377,6 @@ def _controller(config: Compare, parsed: ParsedPolicy, spec: TaskSpec) -> Policy
     names = config.task.blueprints or trained.task.blueprints
     if names and set(names) <= set(spec.blueprints):  # as trained, where the task has them
         spec = replace(spec, blueprints=names)
-    entry = controller_entry(parsed, spec, agent, trained.population, found.checksum())
+    limits = Limits.of(spec, trained.population)
+    entry = controller_entry(parsed, spec, agent, limits, found.checksum())
     return replace(entry, slots=found.slots)

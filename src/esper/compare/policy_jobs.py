@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from esper.compare.config import Compare
 from esper.compare.folder import SavedResult, read_result, result_path, save_result
 from esper.compare.host_runs import HostRunner, combine, draw_limits
 from esper.compare.policies import PolicyEntry, make_entry, with_untrained
+from esper.jobs.run import JobSource
 from esper.jobs.worker import Reporter
 from esper.storage.sessions import utc_now
 from esper.tamiyo.grammar import parse_all
@@ -60,7 +60,7 @@ def with_sources(entries: Sequence[PolicyEntry]) -> Iterator[PolicyEntry]:
 # ---- in the command ----------------------------------------------------------------------------
 
 
-class PolicyJobs:
+class PolicyJobs(JobSource[_PopulationJob, PolicyResult]):
     """Source of jobs; saves each policy when it is complete."""
 
     def __init__(
@@ -110,10 +110,6 @@ class PolicyJobs:
         save_result(self._folder, SavedResult(entry.label, entry.identity, whole, utc_now()))
         self.done += 1
         self._on_done(entry, whole, self.done)
-
-    def answer(self, job: _PopulationJob, question: Any) -> Any:
-        """Raise: these jobs ask nothing."""
-        raise NotImplementedError(f"{self.label(job)} asked {question}")
 
 
 # ---- where jobs run ----------------------------------------------------------------------------

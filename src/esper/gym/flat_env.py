@@ -30,23 +30,25 @@ from esper.leyline.errors import EsperError, shown
 _MASK = "action_mask"
 
 
-class FlatVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
-    """An `EsperVectorEnv` with flat actions `[E]`."""
+class _Flat:
+    """What both wrappers share."""
 
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
-        super().__init__(env)
-        self._members = _vector(env)
-        self.single_action_space = spaces.Discrete(len(self.actions))
-        self.action_space = batch_space(self.single_action_space, self.num_envs)
+    env: Any
+    _members: EsperVectorEnv
 
     @property
     def actions(self) -> FlatActions:
         """The actions by index."""
         return self._members.actions
 
+    def _masks(self) -> Bools:
+        if self._members.masks is None:
+            raise gymnasium.error.ResetNeeded("action_masks before reset: call reset first")
+        return self.actions.mask(self._members.masks)
+
     def action_masks(self) -> Bools:
         """`[E, N]`: actions that are legal now."""
-        return _flat_mask(self._members)
+        return self._masks()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -54,6 +56,19 @@ class FlatVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         """Start an episode; see `EsperVectorEnv.reset`."""
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, self._with_mask(info)
+
+    def _with_mask(self, info: Info) -> Info:
+        return info | {_MASK: self.action_masks().astype(np.int8)}
+
+
+class FlatVectorEnv(_Flat, VectorWrapper[Any, Any, Any, Any, Any]):
+    """An `EsperVectorEnv` with flat actions `[E]`."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self._members = _vector(env)
+        self.single_action_space = spaces.Discrete(len(self.actions))
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
 
     def step(
         self, actions: Ints
@@ -63,33 +78,18 @@ class FlatVectorEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         obs, reward, terminated, truncated, info = self.env.step(self.actions.heads(index_E))
         return obs, reward, terminated, truncated, self._with_mask(info)
 
-    def _with_mask(self, info: Info) -> Info:
-        return info | {_MASK: self.action_masks().astype(np.int8)}
 
-
-class FlatEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+class FlatEnv(_Flat, gymnasium.Wrapper[Any, Any, Any, Any]):
     """An `EsperEnv` with flat actions."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self._member = _vector(env)
+        self._members = _vector(env)
         self.action_space = spaces.Discrete(len(self.actions))
-
-    @property
-    def actions(self) -> FlatActions:
-        """The actions by index."""
-        return self._member.actions
 
     def action_masks(self) -> Bools:
         """`[N]`: actions that are legal now."""
-        return np.asarray(_flat_mask(self._member)[0])
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, Info]:
-        """Start an episode; see `EsperVectorEnv.reset`."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        return obs, self._with_mask(info)
+        return np.asarray(self._masks()[0])
 
     def step(self, action: int) -> tuple[Any, Any, bool, bool, Info]:
         """Take the action with this index; what is illegal becomes WAIT."""
@@ -97,9 +97,6 @@ class FlatEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         heads_A = self.actions.heads(index[None])[0]
         obs, reward, terminated, truncated, info = self.env.step(heads_A)
         return obs, reward, terminated, truncated, self._with_mask(info)
-
-    def _with_mask(self, info: Info) -> Info:
-        return info | {_MASK: self.action_masks().astype(np.int8)}
 
 
 @overload
@@ -123,12 +120,6 @@ def _vector(env: Any) -> EsperVectorEnv:
     if not isinstance(inner, EsperVectorEnv):
         raise EsperError(f"flat of {type(inner).__name__}: give an environment of esper.gym")
     return inner
-
-
-def _flat_mask(env: EsperVectorEnv) -> Bools:
-    if env.masks is None:
-        raise gymnasium.error.ResetNeeded("action_masks before reset: call reset first")
-    return env.actions.mask(env.masks)
 
 
 def _indices(given: Any, shape: tuple[int, ...]) -> Ints:

@@ -25,13 +25,11 @@ OnStep = Callable[[StepDone], None]
 Say = Callable[[str], None]
 
 
-class _JobSource(Protocol[J, R_contra]):
+class JobSource(Protocol[J, R_contra]):
     """The jobs of a run; called only in the command."""
 
-    @property
-    def most(self) -> int:
-        """Jobs that may run at the same time at most."""
-        ...
+    most: int
+    """Jobs that may run at the same time at most."""
 
     def next(self) -> J | None:
         """A job that can start now; None: none, unless a running one ends."""
@@ -46,30 +44,30 @@ class _JobSource(Protocol[J, R_contra]):
         ...
 
     def answer(self, job: J, question: Any) -> Any:
-        """Answer a question of a running job."""
-        ...
+        """Answer a question of a running job; by default they ask nothing."""
+        raise TypeError(f"{self.label(job)} asked {question}")
 
 
-class JobList(Generic[J, R]):
+class JobList(JobSource[J, R]):
     """Jobs that are known from the start, in their order, and ask nothing."""
 
     def __init__(
         self, jobs: Sequence[J], label: Callable[[J], str], keep: Callable[[R], None]
     ) -> None:
-        self._waiting, self.label, self._keep = deque(jobs), label, keep
+        self._waiting, self._label, self._keep = deque(jobs), label, keep
         self.most = len(jobs)
 
     def next(self) -> J | None:
         """The next job."""
         return self._waiting.popleft() if self._waiting else None
 
+    def label(self, job: J) -> str:
+        """The job in messages."""
+        return self._label(job)
+
     def keep(self, job: J, result: R) -> None:
         """Pass the result on."""
         self._keep(result)
-
-    def answer(self, job: J, question: Any) -> Any:
-        """Jobs of a plain list ask nothing; a subclass whose jobs do answers here."""
-        raise NotImplementedError(f"{self.label(job)} asked {question}")
 
 
 class Workers(Protocol):
@@ -100,7 +98,7 @@ class Workers(Protocol):
 
 def run_jobs(
     make: Callable[[], Worker[J, R]],
-    source: _JobSource[J, R],
+    source: JobSource[J, R],
     settings: JobSettings,
     on_step: OnStep | None = None,
     say: Say | None = None,
@@ -153,7 +151,7 @@ class _Inline(Generic[J]):
     """Channel of a job in this process."""
 
     job: J
-    source: _JobSource[J, Any]
+    source: JobSource[J, Any]
     on_step: OnStep | None
 
     def send(self, message: StepDone) -> None:
@@ -164,7 +162,7 @@ class _Inline(Generic[J]):
         return self.source.answer(self.job, question)
 
 
-def _run_inline(worker: Worker[J, R], source: _JobSource[J, R], on_step: OnStep | None) -> None:
+def _run_inline(worker: Worker[J, R], source: JobSource[J, R], on_step: OnStep | None) -> None:
     while (job := source.next()) is not None:
         source.keep(job, worker.do(job, Reporter(_Inline(job, source, on_step))))
 
@@ -183,7 +181,7 @@ class _Run(Generic[J, R]):
 
     def __init__(
         self,
-        source: _JobSource[J, R],
+        source: JobSource[J, R],
         workers: Workers,
         settings: JobSettings,
         on_step: OnStep | None,

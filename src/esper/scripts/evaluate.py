@@ -107,7 +107,8 @@ def _read_evaluate(argv: Sequence[str]) -> tuple[_Evaluate, TrainingConfig]:
 
 def _data_dir_of_run(path: Path) -> Path | None:
     """Data folder of a run; `path`: run folder or one of its checkpoints."""
-    from esper.simic.training.runs.folder import RUN, read_session_settings
+    from esper.simic.training.runs.folder import read_session_settings
+    from esper.storage.run_files import RUN
 
     for folder in (path, path.absolute().parent.parent):
         if (folder / RUN).is_file():

@@ -66,8 +66,6 @@ class SimicClient:
     ) -> None:
         """`hide_curve`: hide the learning curve from the policy, always; in LEARN mode the agent's
         `curve_dropout` hides it from some members."""
-        if updates_per_rollout < 1:
-            raise EsperError(f"updates_per_rollout={updates_per_rollout}: must be 1 or more")
         self.agent = agent
         self.reward = reward
         self.mode = mode
@@ -144,18 +142,19 @@ class SimicClient:
         """
         reward_E, components = self.compute_reward(inputs)
         if self.mode is ActingMode.LEARN:
-            buffer = self._open_buffer("store")
-            buffer.reward(reward_E, terminal_E, void_E=inputs.rolled_back_E)
+            assert self.buffer is not None  # `act` comes first
+            self.buffer.reward(reward_E, terminal_E, void_E=inputs.rolled_back_E)
         return components
 
     def update(self, rollout: Rollout[PolicyState]) -> PPOUpdateMetrics | None:
         """Train on the stored rollout and clear it; returns None unless in LEARN mode."""
         if self.mode is not ActingMode.LEARN:
             return None
-        buffer = self._open_buffer("update")
-        if buffer.filled != rollout.decisions:
+        buffer = self.buffer
+        if buffer is None or buffer.filled != rollout.decisions:
+            stored = 0 if buffer is None else buffer.filled
             raise EsperError(
-                f"update of a rollout of {rollout.decisions} steps, but {buffer.filled} are "
+                f"update of a rollout of {rollout.decisions} steps, but {stored} are "
                 f"stored: use one client per engine, and update after every rollout"
             )
         self._bootstrap(buffer, rollout)
@@ -178,24 +177,10 @@ class SimicClient:
             buffer = self.buffer = self.agent.make_buffer(*shape)
         buffer.record(trace)
 
-    def _open_buffer(self, verb: str) -> RolloutBuffer:
-        if self.buffer is None:
-            raise EsperError(f"SimicClient.{verb} before act: nothing is stored yet")
-        return self.buffer
-
     def _bootstrap(self, buffer: RolloutBuffer, rollout: Rollout[PolicyState]) -> None:
         """Add the bootstrap values of episodes that the end of the rollout truncates."""
-        cut_E = np.zeros(buffer.members, dtype=np.bool_)
-        cut_E[rollout.truncated_bootstrap_targets.member_N] = True
-        running_E = ~buffer.terminal_TE[buffer.filled - 1]
-        if not np.array_equal(cut_E, running_E):
-            member = int(np.flatnonzero(cut_E != running_E)[0])
-            raise EsperError(
-                f"member {member} at the end of the rollout: "
-                f"{'truncated, but it ended' if cut_E[member] else 'running, but not truncated'}"
-            )
         value_E = np.zeros(buffer.members)
-        if cut_E.any():
+        if len(rollout.truncated_bootstrap_targets.member_N):
             features = self._features(rollout.final_signals, self.mode)
             beyond_E = self.agent.value(features, rollout.final_masks, rollout.final_state)
             value_E = beyond_E.astype(np.float64)

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ from esper.leyline.errors import EsperError, parse_error_line, shorten, shown
 MAX_DEPTH: Final = 64
 """Maximum nesting of lists and objects; our documents have fewer than ten levels."""
 _SEAL: Final = "checksum"
+MAX_VALUE_CHARS: Final = 200
+"""Maximum characters of a setting's value to print or record."""
 
 
 def seal(document: Mapping[str, Json]) -> dict[str, Json]:
@@ -159,3 +162,40 @@ def _without_nan(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_without_nan(part) for part in value]
     return value
+
+
+# ---- two documents ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An entry with another value in each of two documents."""
+
+    name: str
+    """Dotted path."""
+    before: Json
+    now: Json
+
+    def __str__(self) -> str:
+        return f"{self.name}: {_printable(self.before)} -> {_printable(self.now)}"
+
+    @property
+    def refusal(self) -> str:
+        """`name is X there and Y here`."""
+        before, now = (shown(value, MAX_VALUE_CHARS) for value in (self.before, self.now))
+        return f"{self.name} is {before} there and {now} here"
+
+
+def differences(before: Json, now: Json, name: str = "") -> Iterator[Difference]:
+    """Yield the differences of two documents, in the order of `now`; lists are single values."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in (*now, *(key for key in before if key not in now)):
+            inner = f"{name}.{key}" if name else key
+            yield from differences(before.get(key), now.get(key), inner)
+    elif before != now:
+        yield Difference(name, before, now)
+
+
+def _printable(value: Json) -> str:
+    text = str(value)
+    return shorten(text if text.isprintable() else repr(text), MAX_VALUE_CHARS)

@@ -116,17 +116,6 @@ def test_other_features_are_refused_by_name(folder):
     assert "PolicySpec.candidate_features is 5 in the save, 2 here" in refused(folder, spec=other)
 
 
-def test_an_agent_from_before_candidates_had_features_is_refused(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    spec = {"global_features": 35, "slot_features": 38, "blueprints": ["norm", "conv"]}
-    manifest["content"]["spec"] = spec
-    manifest["checksum"] = checksum_of({k: v for k, v in manifest.items() if k != "checksum"})
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    line = refused(folder)
-    assert "a controller for 35 + 38 features, which differ in this version of Esper" in line
-    assert "train a new one" in line
-
-
 @pytest.mark.parametrize("name", ["manifest.json", "tensors"])
 def test_a_damaged_file_is_refused(folder, name):
     (path,) = folder.glob(f"{name}*")

@@ -65,11 +65,3 @@ def test_a_missing_figure_is_an_error():
     del incomplete["approx_kl"]
     with pytest.raises(EsperError, match="no row holds approx_kl"):
         aggregate_ppo_metrics([incomplete])
-
-
-@pytest.mark.parametrize(
-    "bad", [{"head_entropy": 1.0}, {"head_entropy": (1.0,)}, {"entropy": (1.0,)}]
-)
-def test_a_figure_of_the_wrong_shape_is_an_error(bad):
-    with pytest.raises(EsperError, match="expected one number"):
-        aggregate_ppo_metrics([row(**bad)])

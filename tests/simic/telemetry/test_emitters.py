@@ -469,30 +469,18 @@ def layer(**values: float) -> LayerGradientStats:
     return build(LayerGradientStats, {"layer": "a", **values})
 
 
-def test_layer_health_counts_each_ill_once():
+def test_layer_health_counts_the_ill_ones():
     stats = [
         layer(grad_norm=1.0),
-        layer(grad_norm=3.0, zero_fraction=0.95, large_fraction=0.5),
-        layer(grad_norm=2.0, large_fraction=0.11),
-        layer(grad_norm=0.5, zero_fraction=0.9, large_fraction=0.1),
-        layer(grad_norm=0.0, nan_count=2, inf_count=1),
+        layer(zero_fraction=0.95, large_fraction=0.5),
+        layer(large_fraction=0.11),
+        layer(zero_fraction=0.9, large_fraction=0.1),
     ]
     assert emitters.aggregate_layer_gradient_health(stats) == {
-        "layers": 5,
+        "layers": 4,
         "dead_layers": 1,
         "exploding_layers": 2,
-        "non_finite_layers": 1,
-        "nan_count": 2,
-        "inf_count": 1,
-        "max_grad_norm": 3.0,
-        "healthy_fraction": pytest.approx(2 / 5),
     }
-
-
-def test_health_of_no_layers_is_whole():
-    health = emitters.aggregate_layer_gradient_health([])
-    assert (health["layers"], health["healthy_fraction"]) == (0, 1.0)
-    assert math.isnan(health["max_grad_norm"])
 
 
 @pytest.mark.parametrize(

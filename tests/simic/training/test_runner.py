@@ -1,9 +1,7 @@
 """`run_ppo_updates`: passes, normalisers, metrics, and the cleared rollout."""
 
 import numpy as np
-import pytest
 
-from esper.leyline import EsperError
 from esper.simic.training.runner import run_ppo_updates
 from ppo_support import K, S, agent, fill, random_obs
 
@@ -56,9 +54,3 @@ def _masks():
     from ppo_support import random_masks
 
     return random_masks(np.random.default_rng(0), E)
-
-
-def test_no_pass_at_all_is_refused():
-    it, rollout = made()
-    with pytest.raises(EsperError, match="ppo_updates_per_batch=0"):
-        run_ppo_updates(it, 0, rollout, it.obs_normalizer)

@@ -157,8 +157,8 @@ def test_a_run_that_only_was_looked_at_stays_as_it_is(run, monkeypatch):
 
 def test_lists_and_judgement_pass_over_what_was_set_aside(run):
     best = find_checkpoint(run).path
-    with RunFolder.open(run) as folder:
-        moved = CheckpointStore(folder.checkpoints).move_newer_aside(of(run, 2))
+    with RunFolder.open(run):
+        moved = CheckpointStore(run / "checkpoints").move_newer_aside(of(run, 2))
     assert moved == [aside(run, 4), aside(run, 3)]
     (listed,) = list_runs(run.parent)
     assert (listed.problem, listed.done) == ("", 2)

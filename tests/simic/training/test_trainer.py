@@ -7,16 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine_support import Diary, small_engine
+from engine_support import Diary
 from esper.leyline import TelemetryConfig, TelemetryLevel
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.agent.schedule import Schedule
-from esper.simic.client import ActingMode
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training.config import PopulationConfig
 from esper.simic.training.vectorized import make_trainer
-from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tasks.spec import OptimSettings
 from graph_support import rerun_cache
 from loop_support import small_client, tiny_config, tiny_task, tiny_trainer
@@ -115,14 +113,6 @@ def test_schedules_over_the_run_end_with_its_last_update(updates, rollout_steps,
     share = np.arange(1, rollouts + 1)[:, None] / rollouts
     start, end = np.array([1e-3, 0.02, 0.3]), np.array([1e-4, 0.0, 0.1])
     np.testing.assert_allclose(seen, start + (end - start) * share, rtol=1e-12, atol=1e-15)
-
-
-def test_a_trainer_that_could_not_train_is_refused():
-    spec = tiny_task(episode_length=2)
-    engine = small_engine(spec)
-    greedy = small_client(spec, mode=ActingMode.GREEDY)
-    assert "greedy" in refused(lambda: VectorizedPPOTrainer(engine, greedy, 1))
-    assert "rounds=0" in refused(lambda: VectorizedPPOTrainer(engine, small_client(spec), 0))
 
 
 def test_graphs_off_is_for_batches_and_acting():

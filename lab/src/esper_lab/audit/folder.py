@@ -9,18 +9,17 @@ OUT/lock                            held by the process that writes
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from esper.leyline.codec import Json
-from esper.leyline.errors import EsperError, shorten
+from esper.leyline.errors import EsperError
 from esper.storage.atomic import require_not_folders, require_writable, write_advice
 from esper.storage.folder_lock import FolderLock
+from esper.storage.sealed_json import differences
 from esper.storage.sessions import SessionLog, recorded_session
 from esper_lab.audit.records import (
     INFO,
@@ -35,9 +34,6 @@ from esper_lab.audit.records import (
     write_info,
 )
 from esper_lab.audit.rows import ContextRows, read_rows, write_rows
-
-_MAX_SHOWN: Final = 60
-"""Characters of a value in a message about what differs."""
 
 
 class AuditFolder:
@@ -137,10 +133,10 @@ def require_same(path: Path, saved: AuditInfo, wanted: AuditInfo) -> None:
     known = replace(saved, contexts=wanted.contexts, grown=saved.grown or wanted.grown)
     if device_kind(saved.device) == device_kind(wanted.device):
         known = replace(known, device=wanted.device)
-    different = next(_differences(info_json(known), info_json(wanted), ""), None)
+    different = next(differences(info_json(known), info_json(wanted)), None)
     if different is not None:
         raise EsperError(
-            f"{path} holds another audit: {different}; set it back or choose another --out"
+            f"{path} holds another audit: {different.refusal}; set it back or choose another --out"
         )
 
 
@@ -151,14 +147,3 @@ def device_kind(device: str) -> str:
     'cuda'
     """
     return device.split(" ")[0].partition(":")[0]
-
-
-def _differences(found: Json, wanted: Json, name: str) -> Iterator[str]:
-    """Yield the differing entries by dotted name."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        for key in (*wanted, *(key for key in found if key not in wanted)):
-            inner = f"{name}.{key}" if name else key
-            yield from _differences(found.get(key), wanted.get(key), inner)
-    elif found != wanted:
-        there, here = (shorten(json.dumps(value), _MAX_SHOWN) for value in (found, wanted))
-        yield f"{name} is {there} there and {here} here"

@@ -25,12 +25,11 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 import esper
-from esper.compare.folder import differences
 from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
-from esper.storage.sealed_json import json_bytes, read_document
+from esper.storage.sealed_json import differences, json_bytes, read_document
 from esper_lab.progress.sweep import SweepProgress
 from esper_lab.sweep.config import Sweep
 from esper_lab.sweep.database import damage_is_one_line, require_sound
@@ -54,8 +53,8 @@ def open_study(config: Sweep, space: Space, folder: Path) -> optuna.Study:
         different = next(differences(read_document(path), wanted), None)
         if different is not None:
             raise EsperError(
-                f"{folder} holds a sweep with other settings: {different}; set it back or choose "
-                f"another --out"
+                f"{folder} holds a sweep with other settings: {different.refusal}; set it back or "
+                f"choose another --out"
             )
     else:
         write_atomic(path, json_bytes(wanted))

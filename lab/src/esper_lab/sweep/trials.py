@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from esper.compare.host_runs import HostRunner, draw_limits
-from esper.compare.policies import controller_entry
+from esper.compare.policies import Limits, controller_entry
 from esper.jobs.worker import Reporter
 from esper.leyline.arrays import Doubles
 from esper.simic.agent.agent import PPOAgent
@@ -104,8 +104,7 @@ def tuning_scores(
     """Score `[E]` of the greedy controller on the tuning hosts."""
     population = replace(training.population, envs=hosts)
     limits = draw_limits(replace(training.task, blueprints=()).spec(), population, data)
-    entry = controller_entry(
-        ParsedPolicy("ppo", "ppo", "controller"), spec, agent, training.population
-    )
+    parsed = ParsedPolicy("ppo", "ppo", "controller")
+    entry = controller_entry(parsed, spec, agent, Limits.of(spec, training.population))
     run = HostRunner(population, data, limits).run(entry, TUNING_SEED, hosts)
     return run.result.outcome.score_E

@@ -17,32 +17,6 @@ from esper.tasks.context_files import context_text, read_context
 REGISTRY: Final = ConstructorRegistry()
 """Custom tyro constructors."""
 
-OTHER_NAMES: Final = {
-    "lr": "learning-rate",
-    "batch": "batch-size",
-    "bs": "batch-size",
-    "members": "envs",
-    "n-envs": "envs",
-    "num-envs": "envs",
-    "episodes": "rounds",
-    "iterations": "rounds",
-    "updates": "rounds",
-    "n-steps": "rollout-steps",
-    "n-epochs": "epochs",
-    "lambda": "gae-lambda",
-    "gae": "gae-lambda",
-    "clip-range": "clip",
-    "clip-eps": "clip",
-    "ent-coef": "entropy",
-    "entropy-coef": "entropy",
-    "vf-coef": "value-coef",
-    "kl": "target-kl",
-    "hidden-size": "width",
-    "name": "run-name",
-    "output": "out",
-}
-"""Names that other libraries use for our settings."""
-
 
 @REGISTRY.primitive_rule
 def _schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule] | None:
@@ -147,14 +121,11 @@ def insert_flag_value(argv: Sequence[str], flag: str, value: str) -> list[str]:
 def unknown_flag(message: str, flags: Callable[[], Sequence[str]]) -> str:
     """What to write instead of an unknown flag; empty if tyro complains about something else.
 
-    >>> unknown_flag("Unrecognized options: --lr, 3", lambda: ["learning-rate", "epochs"])
-    '--lr: unknown; did you mean --learning-rate?'
+    >>> unknown_flag("Unrecognized options: --epoch, 3", lambda: ["learning-rate", "epochs"])
+    '--epoch: unknown; did you mean --epochs?'
     """
     unknown = re.match(r"Unrecognized options?: --([\w.-]+)", message)
     if unknown is None:
         return ""
-    known = flags()
-    name = unknown[1].replace("_", "-").lower()
-    near = [other for other in (OTHER_NAMES.get(name),) if other in known]
-    near += get_close_matches(name, known, n=1)
+    near = get_close_matches(unknown[1].replace("_", "-").lower(), flags(), n=1)
     return f"--{unknown[1]}: unknown;" + (f" did you mean --{near[0]}?" if near else "")

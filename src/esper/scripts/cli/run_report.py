@@ -20,7 +20,6 @@ from esper.karn.display import say
 from esper.karn.terminal import console_for_report
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
-from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing
 from esper.tolaria.round_results import RunResult
@@ -153,7 +152,7 @@ def _numbers(report: RunReport, result: RunResult) -> dict[str, Json]:
         "rounds": [
             {
                 "seconds": done.seconds,
-                "outcome": _outcome(done.outcome),
+                "outcome": to_json(done.outcome),
                 "test_E": done.test_E.tolist(),
                 "accuracy_TE": done.accuracy_TE.tolist(),
                 "score_TE": done.score_TE.tolist(),
@@ -161,10 +160,6 @@ def _numbers(report: RunReport, result: RunResult) -> dict[str, Json]:
             for done in result.rounds
         ],
     }
-
-
-def _outcome(outcome: EpisodeOutcome) -> dict[str, Json]:
-    return {f.name: getattr(outcome, f.name).tolist() for f in fields(outcome)}
 
 
 def settings_json(value: object) -> Json:

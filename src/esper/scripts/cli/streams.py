@@ -1,8 +1,7 @@
 """Standard streams that never raise: output that cannot be written is dropped.
 
-Covers a pipe whose reader exits (`| head`), a closed terminal, a full disk behind `> log`, and
-descriptors closed from the start (`>&-`). Characters missing from the stream's encoding are written
-as escapes.
+Covers a pipe whose reader exits (`| head`), a closed terminal and a full disk behind `> log`.
+Characters missing from the stream's encoding are written as escapes.
 """
 
 from __future__ import annotations
@@ -78,7 +77,6 @@ def with_robust_output(work: Callable[[], int]) -> int:
     Returns `INCOMPLETE` if it succeeded but output was lost, unless the reader has closed the
     stream. Streams that a caller redirected are left alone.
     """
-    _plug_closed_descriptors()
     with (
         _robust_stream("stderr", redirect_stderr),
         _robust_stream("stdout", redirect_stdout) as out,
@@ -122,29 +120,13 @@ def _terminal(stream: TextIO) -> _Descriptor | None:
     return raw if isinstance(raw, _Descriptor) and raw.isatty() else None
 
 
-def _plug_closed_descriptors() -> None:
-    """Open /dev/null on descriptors 0, 1 and 2 if they are closed.
-
-    Otherwise the next opened file would get the descriptor, and messages would go into it.
-    """
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
-    if sys.stdin is None:
-        # Reads return end of file.
-        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
-
-
 @contextmanager
 def _robust_stream(
     name: str, redirect: Callable[[TextIO], AbstractContextManager[TextIO]]
 ) -> Iterator[_Descriptor | None]:
     """Replace the process's stream by a robust one; yields None if it was redirected."""
     used, own = getattr(sys, name), getattr(sys, f"__{name}__")
-    if used is None:  # closed when Python started
-        with open(os.devnull, "w") as nowhere, redirect(nowhere):
-            yield None
-    elif used is not own:
+    if used is None or used is not own:
         yield None
     else:
         used.flush()

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(argv: Sequence[str]) -> int:
     """Parse, check, run, report. Imports are local, so that --help is fast."""
-    from esper.simic.training.runs.resume_command import LEARNER
+    from esper.simic.training.runs.policy_file import LEARNER
 
     names = [LEARNER, *WORDS]
     if not argv:
@@ -49,7 +49,7 @@ def train(argv: Sequence[str]) -> int:
 
 def _overview() -> str:
     """Help text that lists the policies with an example of each."""
-    from esper.simic.training.runs.resume_command import LEARNER
+    from esper.simic.training.runs.policy_file import LEARNER
 
     learner = ("learns a controller, then evaluates it on fresh hosts", "ppo --rounds 100")
     lines = ["usage: esper train POLICY [settings]", "", "Train a population of hosts.", ""]

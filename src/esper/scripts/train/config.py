@@ -31,8 +31,7 @@ from esper.simic.training.runs.folder import (
     require_run,
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
-from esper.simic.training.runs.policy_file import RunPolicy, newest_run, read_policy
-from esper.simic.training.runs.resume_command import LEARNER
+from esper.simic.training.runs.policy_file import LEARNER, RunPolicy, newest_run, read_policy
 from esper.simic.training.runs.task_source import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.make_policy import (
@@ -51,7 +50,6 @@ from esper.tasks.user_objects import UserFiles
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
     from esper.tasks.spec import TaskSpec
-    from esper.tolaria.engine_config import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +156,6 @@ class Train:
         """The parsed policy; its label is printable."""
         (parsed,) = parse_all([self.policy])
         return parsed
-
-    def engine_config(self) -> EngineConfig:
-        """Convert to an `EngineConfig`."""
-        return self.population.engine_config(self.seed)
 
     def make_policy(self, spec: TaskSpec, reward: RewardProtocol | None) -> PolicyProtocol[Any]:
         """Create the policy for this task; runs the file of one of the user's."""

@@ -19,7 +19,6 @@ from esper.scripts.train.recording import (
 )
 from esper.simic.distributed.ranks import SINGLE_PROCESS
 from esper.simic.distributed.world import World
-from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.resume import Resumed
@@ -38,7 +37,6 @@ class Learnt:
     """A finished training run and its evaluation."""
 
     folder: RunFolder
-    training: TrainingConfig
     history: list[RoundRecord]
     judged: Judged
 
@@ -91,7 +89,7 @@ def learn(
         with LiveFile(folder.path, lambda: LiveRecord(current_phase() or "judging")):
             judged = judge(training, agent, spec, data, config.judged_members, process.result)
         result = replace(judged.result, telemetry=f"{hub.report()} ({events})")
-        yield Learnt(folder, training, history, replace(judged, result=result))
+        yield Learnt(folder, history, replace(judged, result=result))
 
 
 def _notes(resumed: Resumed | None) -> tuple[str, ...]:

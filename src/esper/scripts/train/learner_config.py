@@ -33,7 +33,7 @@ from esper.simic.training.runs.folder import (
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.policy_file import is_policy_run, read_policy
-from esper.simic.training.runs.resume_command import resume_command
+from esper.storage.sessions import resume_training
 from esper.tasks.task_files import absolute_reference
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _require_learner(folder: Path) -> None:
     """Raise if the run in `folder` does not learn."""
     if is_policy_run(folder):
         policy = read_policy(folder).policy
-        command = resume_command(folder, "", policy)
+        command = resume_training(folder, policy)
         raise EsperError(f"{folder} is a run of {shown(policy)}: resume it with: {command}")
 
 

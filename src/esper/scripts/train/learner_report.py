@@ -6,13 +6,16 @@ import shlex
 from pathlib import Path
 
 from esper.compare.judging import EVALUATION_SEED
-from esper.leyline.codec import Json, to_json
+from esper.leyline.codec import to_json
 from esper.scripts.cli.report_files import json_file
 from esper.scripts.cli.run_report import report_judged, settings_json
 from esper.scripts.train.learner import Learnt
 from esper.scripts.train.learner_config import TrainPPO
-from esper.simic.training.runs.resume_command import resume_command
+from esper.simic.training.runs.folder import report_dir
+from esper.simic.training.runs.policy_file import LEARNER
 from esper.storage.run_files import LEARNING
+from esper.storage.sessions import resume_training
+from esper.tasks.task_files import is_file_reference
 
 
 def report_paths(folder: Path) -> tuple[Path, Path]:
@@ -22,27 +25,20 @@ def report_paths(folder: Path) -> tuple[Path, Path]:
 
 def report_learner(config: TrainPPO, learnt: Learnt) -> None:
     """Write the files, then print the evaluation and the paths."""
-    numbers, place = report_paths(learnt.folder.report)
-    history = json_file(place, _numbers(learnt))
-    lines = (
-        ("history", place),
-        ("run folder", learnt.folder.path),
-        ("evaluate again with", shlex.join(["esper", "eval", str(learnt.folder.path)])),
-        ("train on with", _more_rounds(learnt)),
-    )
-    report_judged(learnt.judged, numbers, settings_json(config), history, lines)
-
-
-def _more_rounds(learnt: Learnt) -> str:
-    """The command for as many rounds again."""
-    training = learnt.training
-    return resume_command(learnt.folder.path, training.task.name, rounds=2 * training.rounds)
-
-
-def _numbers(learnt: Learnt) -> dict[str, Json]:
-    return {
-        "training": to_json(learnt.training),
+    training, folder = config.training, learnt.folder.path
+    numbers, place = report_paths(report_dir(folder))
+    record = {
+        "training": to_json(training),
         "evaluation_seed": EVALUATION_SEED,
         "judged": learnt.judged.numbers(),
         "history": [to_json(record) for record in learnt.history],
     }
+    trust = is_file_reference(training.task.name)
+    longer = resume_training(folder, LEARNER, 2 * training.rounds, trust)
+    lines = (
+        ("history", place),
+        ("run folder", folder),
+        ("evaluate again with", shlex.join(["esper", "eval", str(folder)])),
+        ("train on with", longer),
+    )
+    report_judged(learnt.judged, numbers, settings_json(config), json_file(place, record), lines)

@@ -9,7 +9,7 @@ from esper.karn.terminal import console_for_report
 from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.runs.folder import read_config
-from esper.simic.training.runs.resume import ResumePoint, check_task, find_resume_point
+from esper.simic.training.runs.resume import ResumePoint, check_task_facts, find_resume_point
 from esper.simic.training.runs.round_store import RoundStore
 from esper.tasks.spec import TaskSpec
 from esper.tasks.task_data import TaskData
@@ -41,7 +41,7 @@ def plan_baseline(config: Train, spec: TaskSpec) -> None:
     data = spec.load(config.data_dir)
     done = 0 if config.resume is None else len(RoundStore(config.resume).read_all()[0])
     rounds = max(0, config.rounds - done)
-    lines = _lines(spec, data, config.engine_config(), rounds)
+    lines = _lines(spec, data, config.training.engine_config(), rounds)
     if config.resume is not None:
         lines.insert(0, _resumed(done, config.rounds))
     _show(f"plan: {config.parsed.label} on {spec.name}", lines)
@@ -53,7 +53,7 @@ def _start(config: TrainPPO, spec: TaskSpec) -> ResumePoint | None:
         return None
     start = find_resume_point(config.resume, read_config(config.resume), config.training)
     if start.checkpoint is not None:
-        check_task(start.checkpoint, spec)
+        check_task_facts(start.checkpoint.task, spec, str(start.checkpoint.path))
     return start
 
 

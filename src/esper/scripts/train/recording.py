@@ -9,7 +9,6 @@ from pathlib import Path
 
 from esper.karn.run_progress import RunProgressSink
 from esper.karn.terminal import Terminal
-from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.nissa.hub import use_hub
@@ -53,10 +52,8 @@ def show_progress(recording: Recording) -> Iterator[None]:
 
 
 @contextmanager
-def event_files(recording: Recording, folder: Path | None) -> Iterator[TelemetryHub]:
-    """A hub that writes events to `folder` as JSON lines and Parquet; None: no files."""
-    sinks: list[SinkProtocol] = []
-    if folder is not None:
-        sinks = [JsonlSink(folder / EVENTS), ParquetSink(folder)]
+def event_files(recording: Recording, folder: Path) -> Iterator[TelemetryHub]:
+    """A hub that writes events to `folder` as JSON lines and Parquet."""
+    sinks = JsonlSink(folder / EVENTS), ParquetSink(folder)
     with TelemetryHub.from_config(sinks, recording.config) as hub:
         yield hub

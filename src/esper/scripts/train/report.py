@@ -13,7 +13,7 @@ from esper.scripts.cli.report_files import write_before_printing
 from esper.scripts.cli.run_report import RunReport, print_report, report_file, settings_json
 from esper.scripts.train.config import Train
 from esper.scripts.train.run import Trained
-from esper.simic.training.runs.folder import members_dir
+from esper.simic.training.runs.folder import members_dir, report_dir
 from esper.storage.atomic import printable
 from esper.tamiyo.grammar import ParsedPolicy
 
@@ -56,7 +56,7 @@ def report_train(config: Train, trained: Trained) -> None:
     report = RunReport(
         policy=config.parsed.label,
         episodes=config.population.envs * config.rounds,
-        numbers=report_path(config, result.task, trained.folder.report),
+        numbers=report_path(config, result.task, report_dir(trained.folder.path)),
         settings=settings_json(config),
     )
     with write_before_printing(report_file(report, result)):

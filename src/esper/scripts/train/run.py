@@ -56,11 +56,7 @@ def run(config: Train, spec: TaskSpec, name: str) -> Iterator[Trained]:
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
     with open_run_folder(config, config.run_name or name, spec) as folder:
-        try:
-            yield _train(config, spec, data, folder)
-        except BaseException:
-            folder.discard_unused()  # failed before training: leave nothing behind
-            raise
+        yield _train(config, spec, data, folder)
 
 
 def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> Trained:
@@ -71,7 +67,7 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     session = PolicySession(
         folder, config.training, config.run_policy(longer), resume, config.keep_members
     )
-    engine = VectorizedEngine(longer, config.engine_config(), data=data)
+    engine = VectorizedEngine(longer, config.training.engine_config(), data=data)
     length = longer.episode_length / spec.episode_length
     timer, events = StepTimer(), recording.telemetry_dir or folder.path
     live = LiveProgress(config.rounds, "storing the round")

@@ -30,7 +30,7 @@ from esper.simic.agent.acting import ActRequest, ActResult, ReplayedSteps, run_e
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
-from esper.simic.agent.saving import load_agent, save_agent
+from esper.simic.agent.saving import capture_agent, load_agent
 from esper.simic.agent.schedule import Schedule
 from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
@@ -226,7 +226,6 @@ class PPOAgent:
 
     def targets(self, rollout: RolloutBuffer) -> Targets:
         """Advantages and returns of a finished rollout; updates the reward normaliser."""
-        rollout.require_finished()
         rollout.legal_O |= np.asarray(self.ranks.gather(rollout.legal_O[None]).any(axis=0))
         reward_TE = rollout.reward_TE[: rollout.filled]
         if self.config.normalize_rewards:
@@ -267,7 +266,7 @@ class PPOAgent:
 
     def save(self, path: PathLike) -> None:
         """Write the agent to a folder, replacing an existing save."""
-        save_agent(self, path)
+        capture_agent(self).write(path)
 
     @classmethod
     def load(

@@ -68,11 +68,6 @@ class RolloutBuffer:
         device: str | torch.device = "cpu",
     ) -> None:
         self.steps, self.members, self.slots, self.blueprints = steps, members, slots, blueprints
-        for name in ("steps", "members", "slots", "blueprints"):
-            if getattr(self, name) < 1:
-                raise EsperError(
-                    f"RolloutBuffer of {getattr(self, name)} {name}: at least 1 is needed"
-                )
         self.device = torch.device(device)
         self.filled = 0
         ops, heads = len(LifecycleOp), len(ActionHead)
@@ -103,7 +98,6 @@ class RolloutBuffer:
         self.void_TE: Bools = np.zeros((steps, members), dtype=bool)
         self.unfinished_E: Bools = np.zeros(members, dtype=bool)
         """Members whose episode continues in the next rollout; set by `finish`."""
-        self._recorded = 0
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -112,9 +106,7 @@ class RolloutBuffer:
 
     def record(self, trace: Trace) -> None:
         """Store inputs and choices of a step; call `reward` before the next `record`."""
-        t = self._recorded
-        if t != self.filled:
-            raise EsperError(f"rollout step {t - 1} has no reward yet: call reward() first")
+        t = self.filled
         if t == self.steps:
             raise EsperError(f"the rollout buffer holds {t} steps already: update and clear() it")
         inputs, masks = trace.inputs, trace.inputs.masks
@@ -146,7 +138,6 @@ class RolloutBuffer:
         if t == 0:
             self.hidden_ED.copy_(trace.state.hidden_ED)
             self.cell_ED.copy_(trace.state.cell_ED)
-        self._recorded += 1
 
     def reward(
         self,
@@ -163,8 +154,6 @@ class RolloutBuffer:
         executed.
         """
         t = self.filled
-        if self._recorded != t + 1:
-            raise EsperError(f"rollout step {t}: reward() without record()")
         if not np.isfinite(reward_E).all():
             member = int(np.flatnonzero(~np.isfinite(reward_E))[0])
             raise EsperError(f"reward of member {member} at rollout step {t}: {reward_E[member]}")
@@ -183,8 +172,6 @@ class RolloutBuffer:
 
         `continues`: whether the next rollout continues them.
         """
-        if not self.filled:
-            raise EsperError("finish() of an empty rollout: record steps first")
         last = self.filled - 1
         running_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
         self.truncated_TE[last] |= running_E
@@ -193,7 +180,7 @@ class RolloutBuffer:
 
     def clear(self) -> None:
         """Empty the buffer without freeing its memory."""
-        self.filled = self._recorded = 0
+        self.filled = 0
         self.legal_O[:] = self.unfinished_E[:] = False
 
     @property
@@ -212,14 +199,6 @@ class RolloutBuffer:
     def decided_TE(self) -> Bools:
         """Steps at which the policy had a choice and its action was executed."""
         return np.asarray(~(self.forced_TE[: self.filled] | self.void_TE[: self.filled]))
-
-    def require_finished(self) -> None:
-        """Raise unless all returns are terminal or bootstrapped at the last step."""
-        if not self.filled or not self.ended_TE[-1].all():
-            raise EsperError(
-                f"the rollout of {self.filled} steps ends within episodes: "
-                f"call finish() with the bootstrap values"
-            )
 
     def minibatch(self, members: Tensor) -> Minibatch:
         """Return all steps of these members."""

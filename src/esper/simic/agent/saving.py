@@ -61,11 +61,6 @@ def capture_agent(agent: PPOAgent) -> AgentCapture:
     return AgentCapture(_content(agent), tensors)
 
 
-def save_agent(agent: PPOAgent, path: PathLike) -> None:
-    """Write an agent to a folder, replacing an existing save."""
-    write_save(path, "controller", _content(agent), _tensors(agent))
-
-
 def _content(agent: PPOAgent) -> _AgentContent:
     moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
     done, run = agent.updates_done, agent.run_updates
@@ -85,7 +80,6 @@ def load_agent(
 ) -> PPOAgent:
     """Load the agent from a folder into a fresh one."""
     saved = read_save(path, "controller")
-    _require_current_features(saved)
     content = read_record(_AgentContent, saved.content, saved.where)
     if spec is not None:
         _require_same(content.spec, spec, "PolicySpec", saved.where)
@@ -96,17 +90,6 @@ def load_agent(
     _init_moments(agent, content.moments)
     _copy_tensors(agent, saved)
     return agent
-
-
-def _require_current_features(saved: Saved) -> None:
-    """Raise for an agent from before candidates had features: its network had other inputs."""
-    spec = saved.content.get("spec") if isinstance(saved.content, dict) else None
-    if isinstance(spec, dict) and "blueprints" in spec and "candidate_features" not in spec:
-        seen = " + ".join(str(spec.get(kind)) for kind in ("global_features", "slot_features"))
-        raise EsperError(
-            f"{saved.where}: a controller for {seen} features, which differ in this version of "
-            f"Esper; train a new one"
-        )
 
 
 def _require_same(found: object, wanted: object, kind: str, where: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from esper.leyline.errors import EsperError
 from esper.leyline.payloads import PPOUpdateMetrics
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.agent.buffer import RolloutBuffer
@@ -23,8 +22,6 @@ def run_ppo_updates(
     The KL limit ends the remaining passes, too; skipped passes still advance the schedules.
     Afterwards `obs_normalizer` takes in the observations of the rollout.
     """
-    if ppo_updates_per_batch < 1:
-        raise EsperError(f"ppo_updates_per_batch={ppo_updates_per_batch}: must be 1 or more")
     targets = agent.targets(rollout)
     rows: list[Row] = []
     done = agent.updates_done + ppo_updates_per_batch

@@ -4,25 +4,24 @@
         data = world.together(load)        all ranks continue, or all raise
         score_U = world.gather(score_E)    arrays of all ranks, in rank order
 
-Control messages travel as JSON and raw bytes through gloo, gradients through NCCL on GPUs; nothing
-is pickled.
+Control messages travel as JSON and arrays of numpy through gloo, gradients through NCCL on GPUs;
+nothing is pickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
-import math
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.device.shards import PATIENCE, LostRankError, transport_reason
+from esper.device.shards import PATIENCE, transport_reason
 from esper.leyline.errors import EsperError
 from esper.simic.distributed.environment import environment_number, world_size
 from esper.simic.distributed.ranks import ArrayT, Ranks
@@ -31,10 +30,6 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
-
-
-class PeerFailedError(EsperError):
-    """Another process raised an error; the message names it."""
 
 
 class PeerInterrupted(KeyboardInterrupt):
@@ -178,10 +173,11 @@ class World(Ranks):
 
     def gather_arrays(self, arrays: Sequence[ArrayT]) -> list[ArrayT]:
         """Concatenate several arrays of all ranks, in one message; dtypes must be equal."""
-        heads = [(array.dtype.str, array.shape) for array in arrays]
-        body = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
-        by_rank = [_unpack(message) for message in self.gather_bytes(_pack(heads, body))]
-        return [np.concatenate(parts) for parts in zip(*by_rank, strict=True)]  # type: ignore[misc]
+        mine = io.BytesIO()
+        np.savez(mine, *arrays)
+        by_rank = [np.load(io.BytesIO(message)) for message in self.gather_bytes(mine.getvalue())]
+        names = [f"arr_{number}" for number in range(len(arrays))]  # as `savez` calls them
+        return [np.concatenate([found[name] for found in by_rank]) for name in names]  # type: ignore[misc]
 
     def gather_bytes(self, message: bytes) -> list[bytes]:
         """Messages of all ranks, in rank order, on every rank."""
@@ -231,7 +227,7 @@ class World(Ranks):
         ]
         if failures:
             more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
-            raise PeerFailedError(f"{failures[0]}{more}")
+            raise EsperError(f"{failures[0]}{more}")
         if error is not None:
             raise error
         stopped = [text for _, text, _ in said if text]
@@ -263,23 +259,7 @@ def _lost_ranks(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise LostRankError(
+        raise EsperError(
             f"rank {rank} lost contact with the others ({transport_reason(error)}): the first "
             f"error of another rank says why; resume the run (--resume)"
         ) from error
-
-
-def _pack(heads: Sequence[tuple[str, tuple[int, ...]]], body: bytes) -> bytes:
-    """Dtypes and shapes as JSON, then the raw arrays."""
-    return json.dumps(heads).encode() + b"\n" + body
-
-
-def _unpack(message: bytes) -> list[npt.NDArray[Any]]:
-    """Undo `_pack`."""
-    line, _, body = message.partition(b"\n")
-    found, start = [], 0
-    for dtype, shape in json.loads(line):
-        count = math.prod(shape)
-        found.append(np.frombuffer(body, dtype, count, start).reshape(shape))
-        start += count * np.dtype(dtype).itemsize
-    return found

@@ -8,8 +8,6 @@ Shape letters: E members, S slots.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from esper.leyline.arrays import Doubles
@@ -22,7 +20,6 @@ from esper.simic.rewards.score import score_after_step
 class ContributionFamily(Family):
     """Keeps the accuracy that was already paid for."""
 
-    ARRAYS: ClassVar[tuple[str, ...]] = ("accuracy_E",)
     accuracy_E: Doubles
 
     def begin(self, inputs: RewardInputs) -> None:

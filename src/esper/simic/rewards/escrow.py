@@ -27,7 +27,6 @@ class EscrowReward(ModeReward):
     """Advance + payout - clawback - rent - upkeep; nothing for the host."""
 
     CHARGES_RENT: ClassVar[bool] = True
-    ARRAYS: ClassVar[tuple[str, ...]] = ("paid_ES", "closed_ES", "forfeited_ES")
 
     paid_ES: Doubles
     """Paid so far for the seed in the slot."""
@@ -38,6 +37,7 @@ class EscrowReward(ModeReward):
 
     def begin(self, inputs: RewardInputs) -> None:
         """Reset the accounts; seeds present at the start have none."""
+        super().begin(inputs)
         self.paid_ES = np.zeros(inputs.stage_ES.shape)
         self.closed_ES = np.zeros(inputs.stage_ES.shape, dtype=np.bool_)
         self.forfeited_ES = np.zeros(inputs.stage_ES.shape, dtype=np.bool_)

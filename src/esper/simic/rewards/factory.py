@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from esper.leyline.errors import EsperError
 from esper.leyline.protocols import RewardProtocol
 from esper.simic.rewards.base import ModeReward
 from esper.simic.rewards.basic import BasicPlusReward, BasicReward
@@ -49,11 +48,6 @@ def make_reward(
     `baseline_curve`: mean score of `wait` initially and after each step (T + 1 values), to be
     subtracted; only for mode `score` of the contribution family.
     """
-    if baseline_curve is not None and not config.pays_plain_score:
-        raise EsperError(
-            f"baseline_curve with reward mode {config.mode!r}, family {config.family!r}: it is a "
-            f"curve of scores; use mode 'score', family 'contribution', or leave it out"
-        )
     if config.own:
         return load_own_reward(config.own)
     if config.pays_plain_score:

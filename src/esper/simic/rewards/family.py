@@ -15,7 +15,6 @@ import numpy as np
 
 from esper.leyline.arrays import Doubles
 from esper.leyline.rewards import RewardInputs
-from esper.simic.rewards.memory import EpisodeMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,12 @@ class Progress:
     """Current worth of each seed; 0 for empty slots and unmeasured seeds."""
 
 
-class Family(EpisodeMemory, ABC):
+class Family(ABC):
     """Measures progress."""
+
+    @abstractmethod
+    def begin(self, inputs: RewardInputs) -> None:
+        """Start an episode of `inputs.members` members."""
 
     @abstractmethod
     def measure(self, inputs: RewardInputs) -> Progress:

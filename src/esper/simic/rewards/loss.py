@@ -10,8 +10,6 @@ Shape letters: E members, S slots.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 
 from esper.leyline.arrays import Doubles
@@ -23,7 +21,6 @@ from esper.simic.rewards.family import Family, Progress, current_value, growth
 class LossFamily(Family):
     """Keeps the initial loss, merit and score already paid for, and the worth of seeds."""
 
-    ARRAYS: ClassVar[tuple[str, ...]] = ("first_loss_E", "merit_E", "score_E", "worth_ES")
     first_loss_E: Doubles
     merit_E: Doubles
     score_E: Doubles

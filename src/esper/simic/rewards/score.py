@@ -12,17 +12,13 @@ Shape letters: E members, T steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
-from esper.simic.rewards.memory import State, require_arrays
 from esper.tasks.scoring import Upkeep, live_seeds, upkeep
 
 
@@ -62,10 +58,6 @@ class ScoreReward:
     subtracted. It depends on the step only: less variance, same optimal policy."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rollback_penalty < math.inf:
-            raise EsperError(
-                f"rollback_penalty={self.rollback_penalty}: must be 0 or more, and finite"
-            )
         for t, value in enumerate(self.baseline_curve or ()):
             if not math.isfinite(value):
                 raise EsperError(f"baseline_curve[{t}] is {value}: every score must be finite")
@@ -86,17 +78,4 @@ class ScoreReward:
     def _wait_gain(self, inputs: RewardInputs) -> float:
         """Score gain of this step under `wait`."""
         curve = self.baseline_curve or ()
-        if len(curve) != inputs.episode_length + 1:
-            raise EsperError(
-                f"baseline_curve has {len(curve)} scores: an episode of {inputs.episode_length} "
-                f"steps needs {inputs.episode_length + 1}, starting with the initial host's"
-            )
         return curve[inputs.step + 1] - curve[inputs.step]
-
-    def state(self) -> State:
-        """Empty: stateless."""
-        return {}
-
-    def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """No-op; raises for the state of another mode."""
-        require_arrays(type(self).__name__, state, ())

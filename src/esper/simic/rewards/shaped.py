@@ -48,11 +48,11 @@ class ScoreChangeReward(ModeReward):
 class _WithPotential(ModeReward):
     """Keeps the potential that was already paid."""
 
-    ARRAYS: ClassVar[tuple[str, ...]] = ("potential_E",)
     potential_E: Doubles
 
     def begin(self, inputs: RewardInputs) -> None:
         """Reset the potential to 0."""
+        super().begin(inputs)
         self.potential_E = np.zeros(inputs.members)
 
     def _move_to(self, potential_E: Doubles) -> Doubles:

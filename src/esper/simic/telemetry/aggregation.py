@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.payloads import PPOUpdateMetrics
 
@@ -78,23 +77,9 @@ def aggregate_ppo_metrics(update_metrics: Rows) -> PPOUpdateMetrics:
     )
 
 
-def _reduced(key: str, figures: list[Figure]) -> float | tuple[float, ...]:
+def _reduced(key: str, figures: list[Any]) -> float | tuple[float, ...]:
     if key == "head_entropy":
-        return tuple(
-            REDUCERS[key]([_per_head(figure)[head] for figure in figures]) for head in ActionHead
-        )
-    value = REDUCERS[key]([_single(key, figure) for figure in figures])
+        return tuple(map(REDUCERS[key], zip(*figures, strict=True)))
+    value = REDUCERS[key](figures)
     kind = _WHOLE.get(key)
     return int(value) if kind == "int" else bool(value) if kind == "bool" else float(value)
-
-
-def _per_head(figure: Figure) -> Sequence[float]:
-    if isinstance(figure, Sequence) and len(figure) == len(ActionHead):
-        return figure
-    raise EsperError(f"metric 'head_entropy': {figure!r}, expected one number per head")
-
-
-def _single(key: str, figure: Figure) -> float:
-    if isinstance(figure, Sequence):
-        raise EsperError(f"metric {key!r}: {figure!r}, expected one number")
-    return figure

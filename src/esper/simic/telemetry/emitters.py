@@ -11,7 +11,6 @@ members). Shape letters: E members, N occurrences, O operations, S slots.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -498,33 +497,16 @@ class _LayerGradientHealth(TypedDict):
     """More than `DEAD_FRACTION` of the gradient is exactly 0."""
     exploding_layers: int
     """More than `EXPLODING_FRACTION` of the gradient exceeds 10 in magnitude."""
-    non_finite_layers: int
-    nan_count: int
-    inf_count: int
-    max_grad_norm: float
-    """NaN without layers."""
-    healthy_fraction: float
-    """Fraction of layers that are none of the three; 1 without layers."""
 
 
 def aggregate_layer_gradient_health(
     layer_stats: Sequence[LayerGradientStats],
 ) -> _LayerGradientHealth:
-    """Count dead, exploding and non-finite layers."""
-    dead = [s.zero_fraction > DEAD_FRACTION for s in layer_stats]
-    exploding = [s.large_fraction > EXPLODING_FRACTION for s in layer_stats]
-    broken = [s.nan_count + s.inf_count > 0 for s in layer_stats]
-    ill = sum(map(any, zip(dead, exploding, broken, strict=True)))
-    norms = [s.grad_norm for s in layer_stats]
+    """Count layers without a gradient, and with a very large one."""
     return _LayerGradientHealth(
         layers=len(layer_stats),
-        dead_layers=sum(dead),
-        exploding_layers=sum(exploding),
-        non_finite_layers=sum(broken),
-        nan_count=sum(s.nan_count for s in layer_stats),
-        inf_count=sum(s.inf_count for s in layer_stats),
-        max_grad_norm=float(np.max(norms)) if norms else math.nan,
-        healthy_fraction=1 - ill / max(1, len(layer_stats)),
+        dead_layers=sum(s.zero_fraction > DEAD_FRACTION for s in layer_stats),
+        exploding_layers=sum(s.large_fraction > EXPLODING_FRACTION for s in layer_stats),
     )
 
 

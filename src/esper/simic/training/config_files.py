@@ -15,15 +15,14 @@ unknown setting or a wrong type raises with the file's path. A schedule may be o
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.codec import Json, from_json
-from esper.leyline.errors import EsperError, UnknownNameError, parse_error_line, shown
+from esper.leyline.errors import EsperError, parse_error_line, shown, unknown_name
 from esper.leyline.limits import MAX_COUNT
 from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import TaskConfig, TrainingConfig, preset, preset_of_task
@@ -77,7 +76,8 @@ def overlay(base: C, entries: Entries, where: object, section: str = "") -> C:
     changes = {}
     for name, data in entries.items():
         if name not in hints:
-            raise _unknown(name, section, where)
+            place = f"in [{section}] " if section else ""
+            raise unknown_name("setting", name, hints, f"{place}of config file {where}")
         dotted = f"{section}.{name}" if section else name
         changes[name] = _value(hints[name], getattr(base, name), data, where, dotted)
     try:
@@ -98,37 +98,6 @@ def _value(hint: Any, base: Any, data: object, where: object, dotted: str) -> ob
     if optional and data == UNSET:
         return None
     return from_json(hint, data, f"config file {where}: {dotted}")
-
-
-def _unknown(name: str, section: str, where: object) -> UnknownNameError:
-    """Error for an unknown setting, suggesting the closest name in this section or another."""
-    known = list(_setting_names(TrainingConfig))
-    inside = [path for path in known if path.rpartition(".")[0] == section]
-    place = f" in [{section}]" if section else ""
-    for paths in (inside, known):
-        leaves = {path.rpartition(".")[2]: path for path in paths}
-        near = get_close_matches(name, leaves, n=1, cutoff=0.6)
-        if near:
-            hint = f"did you mean {leaves[near[0]]}?"
-            break
-    else:
-        valid = ", ".join(path.rpartition(".")[2] for path in inside)
-        hint = f"valid here: {valid}"
-    return UnknownNameError(f"config file {where}: unknown setting {shown(name)}{place}: {hint}")
-
-
-def _setting_names(config: type, section: str = "") -> Iterator[str]:
-    """Yield all settings and sections as `section.name`; a section precedes its settings.
-
-    >>> [name for name in _setting_names(TrainingConfig) if name.startswith("task.n")]
-    ['task.name']
-    """
-    hints = get_type_hints(config)
-    for field in fields(config):
-        dotted = f"{section}.{field.name}" if section else field.name
-        yield dotted
-        if is_dataclass(hints[field.name]):
-            yield from _setting_names(hints[field.name], dotted)
 
 
 def resolve(

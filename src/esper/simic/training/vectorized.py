@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
@@ -19,6 +19,8 @@ from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.rewards.own import recorded
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import RunFolder
+from esper.simic.training.runs.policy_file import LEARNER
+from esper.storage.sealed_json import differences
 from esper.tasks.task_files import is_file_reference
 
 if TYPE_CHECKING:
@@ -38,9 +40,6 @@ if TYPE_CHECKING:
     from esper.tolaria.engine_config import EngineConfig
 
 # torch is imported inside the functions: reading settings and listing runs stay quick.
-
-POLICY: Final = "ppo"
-"""Name of the learner in events and tables."""
 
 
 def train_ppo_vectorized(
@@ -148,7 +147,7 @@ def _train(
     resumed = None if session is None else session.begin(trainer)
     trainer.share_progress()
     feed.begin(trainer.history)
-    events.run_started(trainer.engine, POLICY, trainer.members)
+    events.run_started(trainer.engine, LEARNER, trainer.members)
     if on_begin is not None:
         on_begin(resumed)
     history = trainer.run() if session is None else session.run(trainer)
@@ -233,7 +232,7 @@ def _reward(
 
 @contextlib.contextmanager
 def _open_folder(
-    run_dir: Path | RunFolder | None, resume: bool, config: TrainingConfig | None
+    run_dir: Path | RunFolder | None, resume: bool, config: TrainingConfig
 ) -> Iterator[RunFolder | None]:
     """The folder of the run, locked; one that the caller opened stays open."""
     if run_dir is None:
@@ -241,19 +240,12 @@ def _open_folder(
             raise EsperError("resume=True without run_dir: name the folder of the run")
         yield None
         return
-    with contextlib.ExitStack() as stack:
-        if isinstance(run_dir, RunFolder):
-            folder = run_dir
-        elif resume:
-            folder = stack.enter_context(RunFolder.open(run_dir))
-        else:
-            created = RunFolder.create_at(run_dir, config or TrainingConfig())
-            folder = stack.enter_context(created)
-        try:
-            yield folder
-        except BaseException:
-            folder.discard_unused()  # failed before training: leave nothing behind
-            raise
+    if isinstance(run_dir, RunFolder):
+        yield run_dir
+        return
+    opened = RunFolder.open(run_dir) if resume else RunFolder.create_at(run_dir, config)
+    with opened:
+        yield opened
 
 
 def _config_and_spec(
@@ -307,9 +299,7 @@ def _agree_on_config(world: World, config: TrainingConfig | None) -> TrainingCon
 
 
 def _require_equal(lead: TrainingConfig, own: TrainingConfig) -> None:
-    from esper.simic.training.runs.resume import setting_differences
-
-    found = setting_differences(lead, own)
+    found = [*map(str, differences(to_json(lead), to_json(own)))]
     if found:
         raise EsperError(
             f"settings differ from rank 0's ({'; '.join(found)}): start every rank with the same "

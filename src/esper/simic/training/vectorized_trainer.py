@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
 
-from esper.leyline.errors import EsperError
 from esper.leyline.payloads import PPOUpdateMetrics
 from esper.leyline.protocols import EngineListener
 from esper.leyline.records import Rollout
 from esper.leyline.telemetry import TelemetryConfig
-from esper.simic.client import ActingMode, SimicClient
+from esper.simic.client import SimicClient
 from esper.simic.telemetry.gradients import inspect_network
 from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
 from esper.simic.training.history import ActionTally, RoundRecord
@@ -49,13 +48,6 @@ class VectorizedPPOTrainer:
 
         `listeners` are notified of every rollout; `TelemetryListener`s of updates as well.
         """
-        if rounds < 1:
-            raise EsperError(f"rounds={rounds}: must be 1 or more")
-        if client.mode is not ActingMode.LEARN:
-            raise EsperError(
-                f"client in mode {client.mode.value!r}: a trainer needs one that learns "
-                f"({ActingMode.LEARN.value!r})"
-            )
         self.engine = engine
         self.client = client
         self.rounds = rounds
@@ -77,7 +69,7 @@ class VectorizedPPOTrainer:
             began = perf_counter()
             metrics = self.client.update(rollout)
             seconds = perf_counter() - began
-            assert metrics is not None  # the client is in LEARN mode: checked in __init__
+            assert metrics is not None  # `make_trainer` gives a client that learns
 
             self._report(rollout.round_index, metrics, seconds)
             record = self._record(rollout, metrics, seconds)

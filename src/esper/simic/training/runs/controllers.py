@@ -19,7 +19,7 @@ from esper.simic.client import policy_spec
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import MANIFEST as CHECKPOINT
 from esper.simic.training.runs.checkpoints import AGENT, find_checkpoint
-from esper.simic.training.runs.folder import RUN
+from esper.storage.run_files import RUN
 from esper.storage.saves import MANIFEST
 
 if TYPE_CHECKING:

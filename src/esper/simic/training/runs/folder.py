@@ -28,7 +28,6 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -46,13 +45,8 @@ from esper.storage import run_files
 from esper.storage.atomic import require_folder, sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.provenance import git_revision, versions
-from esper.storage.run_files import CONFIG as CONFIG
-from esper.storage.run_files import GROW as GROW
-from esper.storage.run_files import GROWN_NETWORKS as GROWN_NETWORKS
-from esper.storage.run_files import RETENTION as RETENTION
-from esper.storage.run_files import RUN as RUN
+from esper.storage.run_files import CONFIG, RETENTION, RUN, SESSION
 from esper.storage.run_files import RUN_SCHEMA as SCHEMA
-from esper.storage.run_files import SESSION as SESSION
 from esper.storage.sealed_json import read_document, require_schema, sealed_bytes
 from esper.storage.sessions import SessionEnd as SessionEnd
 from esper.storage.sessions import one_line, utc_now
@@ -198,14 +192,14 @@ class RunFolder:
         label = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:MAX_NAME_CHARS]
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = root / f"{label}__{name}__{config.seed}__{stamp}"
-        return cls._create(path, name, config, session, _rename_to_free_name)
+        return cls._create(path, name, config, session)
 
     @classmethod
     def create_at(cls, path: Path, config: TrainingConfig) -> RunFolder:
         """Create the locked folder `path` and begin the first session."""
         if path.exists():
             raise EsperError(f"{path} exists: resume the run in it, or name another folder")
-        return cls._create(path, path.name, config, None, _rename)
+        return cls._create(path, path.name, config, None)
 
     @classmethod
     def _create(
@@ -214,7 +208,6 @@ class RunFolder:
         name: str,
         config: TrainingConfig,
         session: SessionSettings | None,
-        rename: Callable[[Path, Path], Path],
     ) -> RunFolder:
         """Write the files to a hidden draft beside `path`, then rename it."""
         created = utc_now()
@@ -230,7 +223,7 @@ class RunFolder:
                 folder = cls(draft, info, config, lock)
                 folder.save_session_settings(session or SessionSettings())
                 folder.begin(config)
-                folder.path = rename(draft, path)
+                folder.path = _rename_to_free_name(draft, path)
                 sync_folder(path.parent)
                 undo.pop_all()  # complete: keep it
         except (OSError, EsperError) as error:
@@ -251,16 +244,6 @@ class RunFolder:
         except BaseException:
             lock.release()
             raise
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return checkpoints_dir(self.path)
-
-    @property
-    def report(self) -> Path:
-        """Folder of the report; created on first write."""
-        return report_dir(self.path)
 
     # ---- sessions -----------------------------------------------------------------------------
 
@@ -303,7 +286,7 @@ class RunFolder:
         """Training begins: from now on the folder stays, whatever happens."""
         self._unused = ()
 
-    def discard_unused(self) -> None:
+    def _discard_unused(self) -> None:
         """Remove a folder that was created here and in which nothing was trained."""
         for place in self._unused[:1]:
             shutil.rmtree(place, ignore_errors=True)
@@ -342,6 +325,7 @@ class RunFolder:
         if error is None:
             self.close()
             return
+        self._discard_unused()
         with contextlib.suppress(EsperError):  # report the first error only
             if isinstance(error, Exception):
                 self.end(SessionEnd.FAILED, one_line(error))
@@ -355,15 +339,6 @@ class RunFolder:
 
 
 # ---- reading without a lock ---------------------------------------------------------------------
-
-
-def is_grow_run(path: Path) -> bool:
-    """Whether a folder holds a run of `esper.grow`, which may just have begun.
-
-    Names do not decide: a training run may be called `grow`.
-    """
-    begun = (path / GROWN_NETWORKS).is_dir() and not (path / RUN).exists()
-    return begun or (path / GROW).is_file()
 
 
 def require_run(path: Path) -> None:
@@ -452,11 +427,6 @@ def members_dir(path: Path) -> Path:
 def report_dir(path: Path) -> Path:
     """Report folder of a run."""
     return path / run_files.REPORT
-
-
-def _rename(draft: Path, path: Path) -> Path:
-    draft.rename(path)
-    return path
 
 
 def _rename_to_free_name(draft: Path, path: Path) -> Path:

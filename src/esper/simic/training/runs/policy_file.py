@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError, shown
-from esper.simic.training.runs.folder import RunInfo, is_grow_run, read_info, require_run
-from esper.simic.training.runs.resume_command import resume_command
+from esper.simic.training.runs.folder import RunInfo, read_info, require_run
 from esper.storage.atomic import require_folder, write_atomic
 from esper.storage.run_files import POLICY as POLICY
 from esper.storage.sealed_json import read_document, sealed_bytes
+from esper.storage.sessions import resume_training
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.task_files import absolute_reference
+
+LEARNER: Final = "ppo"
+"""The policy that learns, as commands, events and tables name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,8 @@ def read_policy(folder: Path) -> RunPolicy:
     """Read `policy.json` of a run."""
     path = folder / POLICY
     if not path.exists():
-        raise EsperError(f"{folder} is a run of ppo: resume it with: {resume_command(folder, '')}")
+        command = resume_training(folder, LEARNER)
+        raise EsperError(f"{folder} is a run of {LEARNER}: resume it with: {command}")
     return read_record(RunPolicy, read_document(path), str(path))
 
 
@@ -60,7 +65,7 @@ def check_policy(folder: Path, policy: RunPolicy) -> None:
     """Raise unless the run in `folder` was trained under this policy."""
     before = read_policy(folder)
     if before.policy != policy.policy:
-        command = resume_command(folder, "", before.policy)
+        command = resume_training(folder, before.policy)
         raise EsperError(f"{folder} is a run of {shown(before.policy)}: resume it with: {command}")
     if before.file != policy.file:
         raise EsperError(
@@ -110,7 +115,7 @@ def _training_runs(root: Path) -> list[tuple[Path, RunInfo]]:
     require_folder(root, "give the folder that runs are in (--runs)")
     runs = []
     for path in root.iterdir():
-        if path.is_dir() and not path.name.startswith(".") and not is_grow_run(path):
+        if path.is_dir() and not path.name.startswith("."):
             try:
                 require_run(path)
                 runs.append((path, read_info(path)))

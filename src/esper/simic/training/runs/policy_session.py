@@ -7,7 +7,6 @@ are used.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -19,9 +18,7 @@ from esper.leyline.errors import EsperError
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import Summary
 from esper.simic.training.runs.checkpoints import task_facts
-from esper.simic.training.runs.folder import Retention, SessionEnd, members_dir, read_retention
-from esper.simic.training.runs.interrupts import Interrupted, Interrupts
-from esper.simic.training.runs.kept_members import KeptMembers
+from esper.simic.training.runs.folder import Retention, read_retention
 from esper.simic.training.runs.policy_file import RunPolicy, check_policy, write_policy
 from esper.simic.training.runs.resume import (
     check_changes,
@@ -29,9 +26,8 @@ from esper.simic.training.runs.resume import (
     task_file_change,
     version_notes,
 )
-from esper.simic.training.runs.resume_command import resume_command
 from esper.simic.training.runs.round_store import RoundStore
-from esper.storage.sessions import one_line
+from esper.simic.training.runs.session import RunSession
 from esper.tolaria.round_results import RoundResult
 
 if TYPE_CHECKING:
@@ -40,7 +36,7 @@ if TYPE_CHECKING:
     from esper.tolaria.engine import VectorizedEngine
 
 
-class PolicySession:
+class PolicySession(RunSession):
     """Runs the rounds that are left, and stores each as soon as it is finished.
 
     session = PolicySession(folder, config, policy, resume=True)
@@ -57,8 +53,10 @@ class PolicySession:
         keep_members: int | None = None,
     ) -> None:
         """`keep_members`: None: as many as in the last session. Raises if it cannot resume."""
-        self._folder, self._config, self._policy = folder, config, policy
-        self._resume = resume
+        before = read_retention(folder.path)
+        kept = before.members if keep_members is None else keep_members
+        super().__init__(folder, config, Retention(before.every, before.keep, kept))
+        self._policy, self._resume = policy, resume
         self._changed: tuple[str, ...] = ()
         self._store = RoundStore(folder.path)
         stored, self._problem = self._store.read_all() if resume else ([], "")
@@ -68,11 +66,6 @@ class PolicySession:
         """Results of all rounds so far."""
         if resume:
             self._check()
-        before = read_retention(folder.path)
-        kept = before.members if keep_members is None else keep_members
-        self._retention = Retention(before.every, before.keep, kept)
-        self.members = KeptMembers(members_dir(folder.path), kept)
-        self.interrupts = Interrupts()
 
     @property
     def tally(self) -> RunTally:
@@ -111,8 +104,7 @@ class PolicySession:
         if self._resume:
             folder.begin(self._config, done, self._changed)
             notes.append(f"resume: {done} of {self._config.rounds} rounds are done")
-        folder.mark_used()
-        folder.save_retention(self._retention)
+        self._begin()
         return notes
 
     def run(
@@ -126,26 +118,15 @@ class PolicySession:
         `on_round`: called with every round that is stored.
         Raises `Interrupted` after a stop signal; finished rounds are stored by then.
         """
-        with self.interrupts:
-            try:
-                while len(self.rounds) < self._config.rounds:
-                    self._keep(engine, run_one())
-                    on_round(self.rounds[-1])
-                    self.interrupts.check()
-                self.members.store_plain(engine)
+        with self._recorded(engine, self._policy.policy):
+            while len(self.rounds) < self._config.rounds:
+                self._keep(engine, run_one())
+                on_round(self.rounds[-1])
                 self.interrupts.check()
-            except Interrupted as stopped:
-                self.members.store_plain(engine)
-                self._end()
-                raise Interrupted(self._stopped(stopped), stopped.signal_name) from None
-            except BaseException as error:
-                with contextlib.suppress(EsperError):
-                    failed = isinstance(error, Exception)
-                    end = SessionEnd.FAILED if failed else SessionEnd.INTERRUPTED
-                    self._folder.end(end, one_line(error) if failed else "")
-                raise
-        self._end()
         return self.rounds
+
+    def _save(self, engine: VectorizedEngine) -> str:
+        return f"{len(self.rounds)} of {self._config.rounds} rounds are saved"
 
     def _keep(self, engine: VectorizedEngine, done: RoundResult) -> None:
         """Save members first: every stored round then has its members."""
@@ -162,14 +143,3 @@ class PolicySession:
             if math.isnan(before.best_score):
                 best = (number, score)
         return Summary(number, self._config.rounds, score, *best)
-
-    def _end(self) -> None:
-        done = len(self.rounds) >= self._config.rounds
-        self._folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
-
-    def _stopped(self, stopped: Interrupted) -> str:
-        done, rounds, path = len(self.rounds), self._config.rounds, self._folder.path
-        if done >= rounds:
-            return f"stopped by {stopped}: all {rounds} rounds are done and saved in {path}"
-        command = resume_command(path, self._config.task.name, self._policy.policy)
-        return f"stopped by {stopped}: {done} of {rounds} rounds are saved; resume with: {command}"

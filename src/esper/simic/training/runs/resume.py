@@ -6,7 +6,7 @@ checkpoints that cannot be read are moved aside, so that a later resume does not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,8 +21,10 @@ from esper.simic.training.runs.checkpoints import (
     read_checkpoint,
     task_facts,
 )
-from esper.simic.training.runs.folder import CONFIG, checkpoints_dir, read_info
+from esper.simic.training.runs.folder import checkpoints_dir, read_info
 from esper.storage.provenance import versions
+from esper.storage.run_files import CONFIG
+from esper.storage.sealed_json import MAX_VALUE_CHARS, Difference, differences
 from esper.tasks.task_files import is_file_reference, task_file_digest
 
 if TYPE_CHECKING:
@@ -63,10 +65,6 @@ MAY_CHANGE: Final = (
 )
 """Settings, or sections, that may change when a run is resumed. The rest define the experiment:
 task, population, network, reward, seed."""
-
-
-MAX_VALUE_CHARS: Final = 200
-"""Maximum characters of a setting's value to print or record."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +137,7 @@ def restore(
     """Load the checkpoint into a fresh trainer and move newer, damaged checkpoints aside."""
     if start.checkpoint is not None:
         _load_checkpoint(trainer, start.checkpoint, config)
-    path, store = start.found.path, CheckpointStore(folder.checkpoints)
+    path, store = start.found.path, CheckpointStore(checkpoints_dir(folder.path))
     aside = [] if path is None else store.move_newer_aside(path)
     notes = (
         *(f"{line}; falling back to {path}" for line in start.found.skipped),
@@ -155,7 +153,7 @@ def _load_checkpoint(
 ) -> None:
     """Load a checkpoint into a fresh trainer; raises on a mismatch."""
     engine = trainer.engine
-    check_task(checkpoint, engine.spec)
+    check_task_facts(checkpoint.task, engine.spec, str(checkpoint.path))
     trainer.load_engine_state(checkpoint.engine)
     expected = policy_spec(engine.spec.context.restarts)
     agent = checkpoint.load_agent(engine.device, expected, config.ppo)
@@ -180,73 +178,30 @@ def check_changes(before: TrainingConfig, now: TrainingConfig) -> tuple[str, ...
     return tuple(map(str, _changes(before, now, "the run").values()))
 
 
-def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[str, _Difference]:
+def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[str, Difference]:
     """Changed settings by name; see `check_changes`."""
-    found = [*_differences("", to_json(before), to_json(now))]
+    found = [*differences(to_json(before), to_json(now))]
     refused = [change for change in found if not _may_change(change)]
     if refused:
         raise _mismatch(where, refused)
     return {change.name: change for change in found}
 
 
-def setting_differences(before: TrainingConfig, now: TrainingConfig) -> tuple[str, ...]:
-    """Settings that differ, as `name: value -> value` lines."""
-    return tuple(map(str, _differences("", to_json(before), to_json(now))))
-
-
-def check_task(checkpoint: Checkpoint, spec: TaskSpec) -> None:
-    """Raise if `spec` differs from the task the checkpoint was trained on."""
-    check_task_facts(checkpoint.task, spec, str(checkpoint.path))
-
-
 def check_task_facts(facts: Json, spec: TaskSpec, where: str) -> None:
     """Raise if `spec` differs from the saved task facts of `where`."""
-    found = [*_differences("task", facts, task_facts(spec))]
+    found = [*differences(facts, task_facts(spec), "task")]
     if found:
         raise _mismatch(where, found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    """A setting with two values."""
-
-    name: str
-    """Dotted path."""
-    before: Json
-    now: Json
-
-    def __str__(self) -> str:
-        return f"{self.name}: {_value(self.before)} -> {_value(self.now)}"
-
-
-def _value(value: Json) -> str:
-    """Printable text of a value, shortened."""
-    text = str(value)
-    return shorten(text if text.isprintable() else repr(text), MAX_VALUE_CHARS)
-
-
-def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
-    """Yield the differences of two JSON documents; lists are compared as single values."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        for key in sorted(before.keys() | now.keys()):
-            inner = f"{name}.{key}" if name else key
-            yield from _differences(inner, before.get(key), now.get(key))
-    elif before != now:
-        yield _Difference(name, before, now)
-
-
-def _may_change(change: _Difference) -> bool:
-    if change.name == "task.name":  # a task file may be moved; `check_task` compares its content
+def _may_change(change: Difference) -> bool:
+    if change.name == "task.name":  # a task file may be moved; `check_task_facts` compares it
         return is_file_reference(str(change.before)) and is_file_reference(str(change.now))
     return any(change.name == free or change.name.startswith(f"{free}.") for free in MAY_CHANGE)
 
 
-def _mismatch(where: str, found: Sequence[_Difference]) -> EsperError:
-    listed = "; ".join(
-        f"{it.name} is {shown(it.before, MAX_VALUE_CHARS)} there and "
-        f"{shown(it.now, MAX_VALUE_CHARS)} here"
-        for it in found
-    )
+def _mismatch(where: str, found: Sequence[Difference]) -> EsperError:
+    listed = "; ".join(it.refusal for it in found)
     return EsperError(
         f"resume of {where}: {listed}: resume with the same values, or start a new run "
         f"(docs/runs.md lists what may change)"

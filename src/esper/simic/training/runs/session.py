@@ -1,8 +1,13 @@
-"""One training session in a run folder: resume, checkpoints, and a recorded end."""
+"""One training session in a run folder: resume, checkpoints, and a recorded end.
+
+`RunSession` is what sessions of all policies share, `FolderSession` that of the learner.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError
@@ -10,25 +15,87 @@ from esper.leyline.payloads import CheckpointReason
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import CheckpointHook, run_tally
-from esper.simic.training.runs.folder import Retention, SessionEnd, members_dir, read_retention
+from esper.simic.training.runs.folder import (
+    Retention,
+    SessionEnd,
+    checkpoints_dir,
+    members_dir,
+    read_retention,
+)
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 from esper.simic.training.runs.kept_members import KeptMembers
+from esper.simic.training.runs.policy_file import LEARNER
 from esper.simic.training.runs.resume import Resumed, emit_resumed, find_resume_point, restore
-from esper.simic.training.runs.resume_command import resume_command
-from esper.storage.sessions import one_line
+from esper.storage.sessions import one_line, resume_training
+from esper.tasks.task_files import is_file_reference
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.history import RoundRecord
     from esper.simic.training.runs.folder import RunFolder
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
+    from esper.tolaria.engine import VectorizedEngine
 
 
 LAST_SECONDS: Final = 10.0
 """After a stop signal, for exports: torchrun kills what has not ended after 30 s."""
 
 
-class FolderSession:
+class RunSession(ABC):
+    """A session in a run folder: it keeps members and settings, and records how it ended."""
+
+    def __init__(self, folder: RunFolder, config: TrainingConfig, retention: Retention) -> None:
+        self._folder, self._config, self._retention = folder, config, retention
+        self.members = KeptMembers(members_dir(folder.path), retention.members)
+        self.interrupts = Interrupts()
+
+    @abstractmethod
+    def _save(self, engine: VectorizedEngine) -> str:
+        """Save what is finished and not on disk yet; returns it in words."""
+
+    def _begin(self) -> None:
+        """Training begins: from now on the folder stays."""
+        self._folder.mark_used()
+        self._folder.save_retention(self._retention)
+
+    @contextlib.contextmanager
+    def _recorded(
+        self, engine: VectorizedEngine, policy: str, processes: int = 1
+    ) -> Iterator[None]:
+        """Record how the block ends; after a stop signal save first, then raise `Interrupted`.
+
+        `policy`, `processes`: of the command that resumes it.
+        """
+        folder, rounds = self._folder, self._config.rounds
+        with self.interrupts:
+            try:
+                yield
+                self.members.store_plain(engine)
+                self.interrupts.check()
+            except Interrupted as stopped:
+                saved = self._save(engine)
+                self.members.store_plain(engine, LAST_SECONDS)
+                done = engine.round >= rounds
+                folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
+                trust = is_file_reference(self._config.task.name)
+                command = resume_training(folder.path, policy, trust=trust, ranks=processes)
+                how = f"{saved}; resume with: {command}"
+                if done:
+                    how = f"all {rounds} rounds are done and saved in {folder.path}"
+                line = f"stopped by {stopped}: {how}"
+                raise Interrupted(line, stopped.signal_name) from None
+            except BaseException as error:
+                with contextlib.suppress(EsperError):  # the first error is the one to report
+                    self._save(engine)
+                with contextlib.suppress(EsperError):
+                    failed = isinstance(error, Exception)
+                    end = SessionEnd.FAILED if failed else SessionEnd.INTERRUPTED
+                    folder.end(end, one_line(error) if failed else "")
+                raise
+        folder.end(SessionEnd.FINISHED)
+
+
+class FolderSession(RunSession):
     """Trains a run in its folder, starting from its newest checkpoint if `resume`.
 
     session = FolderSession(folder, config, resume=True)
@@ -50,17 +117,16 @@ class FolderSession:
         """`every`, `keep`, `keep_members`: checkpoint interval and retention; None: those of the
         last session."""
         before = read_retention(folder.path)
-        self._retention = Retention(
+        retention = Retention(
             before.every if every is None else every,
             before.keep if keep is None else keep,
             before.members if keep_members is None else keep_members,
         )
-        self._folder, self._config = folder, config
+        super().__init__(folder, config, retention)
         self._start = find_resume_point(folder.path, folder.config, config) if resume else None
-        store = CheckpointStore(folder.checkpoints, self._retention.keep)
-        self.checkpoints = CheckpointHook(store, config, self._retention.every)
-        self.members = KeptMembers(members_dir(folder.path), self._retention.members)
-        self.interrupts = Interrupts()
+        self._store = CheckpointStore(checkpoints_dir(folder.path), retention.keep)
+        self.checkpoints = CheckpointHook(self._store, config, retention.every)
+        self._trainer: VectorizedPPOTrainer | None = None
         self._resumed: Resumed | None = None
 
     @property
@@ -80,8 +146,7 @@ class FolderSession:
         if start is not None:
             self._resumed = restore(trainer, folder, start, self._config)
             folder.begin(self._config, start.rounds_done, start.changed)
-        folder.mark_used()
-        folder.save_retention(self._retention)
+        self._begin()
         return self._resumed
 
     def run(self, trainer: VectorizedPPOTrainer) -> list[RoundRecord]:
@@ -90,43 +155,18 @@ class FolderSession:
         Raises `Interrupted` after a stop signal, once a checkpoint is saved. A failed save ends the
         run: further training would be lost.
         """
-        folder = self._folder
         if self._resumed is not None:
             emit_resumed(self._resumed)
-        with self.interrupts:
-            try:
-                history = trainer.run()
-                self.members.store_plain(trainer.engine)
-                self.interrupts.check()
-            except Interrupted as interrupted:
-                self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
-                self.members.store_plain(trainer.engine, LAST_SECONDS)
-                done = trainer.engine.round >= trainer.rounds
-                folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
-                raise Interrupted(self._stopped(interrupted, trainer)) from None
-            except BaseException as error:
-                self._save_last_round(trainer, error)
-                raise
-        folder.end(SessionEnd.FINISHED)
-        return history
-
-    def _save_last_round(self, trainer: VectorizedPPOTrainer, error: BaseException) -> None:
-        """After an exception: save the last completed round if possible, and record the failure."""
-        with contextlib.suppress(EsperError):
-            self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
-        with contextlib.suppress(EsperError):
-            failed = isinstance(error, Exception)
-            end = SessionEnd.FAILED if failed else SessionEnd.INTERRUPTED
-            self._folder.end(end, one_line(error) if failed else "")
-
-    def _stopped(self, stopped: Interrupted, trainer: VectorizedPPOTrainer) -> str:
-        done, rounds, folder = trainer.engine.round, trainer.rounds, self._folder
-        if done >= rounds:
-            return f"stopped by {stopped}: all {rounds} rounds are done and saved in {folder.path}"
-        found = CheckpointStore(folder.checkpoints).paths()
-        saved = f"{found[-1].name} is saved" if found else "no round was complete"
         ranks = trainer.client.agent.ranks
         # Of a job on several machines, only its user knows the command.
         local = ranks.size if ranks.local_size == ranks.size else 1
-        command = resume_command(folder.path, self._config.task.name, ranks=local)
-        return f"stopped by {stopped}: {saved}; resume with: {command}"
+        self._trainer = trainer
+        with self._recorded(trainer.engine, LEARNER, local):
+            trainer.run()
+        return trainer.history
+
+    def _save(self, engine: VectorizedEngine) -> str:
+        assert self._trainer is not None  # set by `run`
+        self.checkpoints.flush(self._trainer, CheckpointReason.INTERRUPTED)
+        found = self._store.paths()
+        return f"{found[-1].name} is saved" if found else "no round was complete"
