@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,11 +56,6 @@ class Image:
         return ("R", "G", "B")
 
 
-class Sparse:
-    def toarray(self) -> np.ndarray:
-        return np.zeros((N, 3))
-
-
 class Parts(dict[str, Any]):
     """As a DatasetDict of Hugging Face."""
 
@@ -101,12 +95,10 @@ TEXTS = Frame(age=[3.0] * N, city=[4.0] * 9 + ["Rome"] * (N - 9))
 GAPS = Frame(city=[True] * N, age=[1, None] * (N // 2))
 DATA: list[tuple[Any, dict[str, Any], str]] = [
     # -- not data
-    (None, {}, "train: None; give (inputs, targets) of arrays or tensors, a Dataset, a DataLoa"),
-    ("data.csv", {}, "train: 'data.csv' is a path or name, not data; load it, then give"),
-    (Path("data.csv"), {}, "train: 'data.csv' is a path or name"),
-    (nn.Linear(3, 4), {}, "train: a model (Linear), not data"),
-    (Items, {}, "train: the class Items; give an instance of it"),
-    (exhausted, {}, "train: the function exhausted; give what it returns, as in exhausted()"),
+    (None, {}, "train: got a NoneType; give (inputs, targets) of arrays or tensors, a Dataset,"),
+    ("data.csv", {}, "train: 'data.csv' is a path or name; load it, then give"),
+    (nn.Sequential(nn.Linear(3, 4)), {}, "train: got a Sequential; give (inputs, targets)"),
+    (Items, {}, "train: got a type; give (inputs, targets)"),
     (3, {}, "train: got a int; give (inputs, targets)"),
     ({"train": 1, "test": 2}, {}, "train: a dict of parts (train, test); give each by itself"),
     (Parts(), {}, "train: a dict of parts (train, test); give each by itself, as in train=dat"),
@@ -150,16 +142,15 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((changed(X, (7, 1), np.inf), Y), {}, "is inf in sample 7 at [1]; leave these samples out or"),
     ((X, changed(X[:, 0], 5, np.nan)), {}, "train targets: 1 of 240 samples are not finite, the f"),
     ((X.to(torch.complex64), Y), {}, "train inputs: complex numbers; give real ones"),
-    ((X.numpy() * 1j, Y), {}, "train inputs: complex numbers; give real and imaginary parts"),
-    ((OBJECTS, Y), {}, "train inputs: an object array of ragged samples; pad or crop all"),
-    ((X.numpy().astype(object), Y), {}, "train inputs: an object array of float; give numbers, as"),
-    ((np.array([["a", "b"]] * N), Y), {}, "train inputs: strings such as 'a'; networks take numb"),
-    ((TEXTS, Y), {}, "train inputs: column 'city' holds text such as 'Rome'; categorical='aut"),
+    ((X.numpy() * 1j, Y), {}, "train inputs: complex numbers; give real ones"),
+    ((OBJECTS, Y), {}, "train inputs: an array of ragged samples; pad or crop all"),
+    ((X.numpy().astype(object), Y), {}, "of dtype object; give numbers, as in x.astype(np.float"),
+    ((np.array([["a", "b"]] * N), Y), {}, "train inputs: values ['a', 'b'] of dtype <U1; give"),
+    ((TEXTS, Y), {}, "train inputs: text such as 'Rome' in columns 'city'; categorical='auto'"),
     ((GAPS, Y), {}, "train inputs: column 'age' holds NoneType such as 'None'; encode it as num"),
-    ((np.zeros((N, 3), "datetime64[s]"), Y), {}, "train inputs: dates (datetime64[s]); give numb"),
+    ((np.zeros((N, 3), "datetime64[s]"), Y), {}, "of dtype datetime64[s]; give numbers, as in x."),
     (([[1.0], [1.0, 2.0]], [0, 1]), {}, "train inputs: a ragged list, its rows of 1 to 2 entries"),
     ((X.to_sparse(), Y), {}, "train inputs: a torch.sparse_coo tensor; give a dense one"),
-    ((Sparse(), Y), {}, "train inputs: a sparse Sparse; give x.toarray()"),
     ((torch.tensor(1.0), Y), {}, "train inputs: one number; give an array with one row per samp"),
     ((X, torch.tensor(1)), {}, "train targets: one number; give an array with one for each samp"),
     ((np.ma.masked_array(X.numpy()), Y), {}, "train inputs: a masked array; fill its gaps, as in"),

@@ -320,7 +320,7 @@ def test_a_column_of_text_is_named():
             return self.to_numpy().astype(dtype or object)
 
     line = refused(lambda: quick().fit(Frame(), [0, 1, 0]))
-    assert line.startswith("X: column 'city' holds text such as 'Rome'; categorical='auto' encod")
+    assert line.startswith("X: text such as 'Rome' in columns 'city'; categorical='auto' encod")
 
 
 @pytest.mark.parametrize("kind", [GrowingClassifier, GrowingRegressor])

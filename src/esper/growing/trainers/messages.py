@@ -6,11 +6,14 @@ Besides these a worker says `Failed`, and its transport `Died` (`esper.jobs.mess
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from esper.growing.runs import Recipe
-from esper.growing.trainers.job import Running
-from esper.growing.trainers.shipping import NetworkForm, OutcomeForm, TaskForm
+from esper.growing.trainers.job import Outcome, Running
+from esper.growing.trainers.shipping import NetworkForm, TaskForm
+
+THREADS: Final = 1
+"""Of every process: results do not depend on which of them trains a run."""
 
 # ---- to a worker ---------------------------------------------------------------------------------
 
@@ -23,7 +26,6 @@ class Setup:
     block: int | None
     """Descriptor of the file of the samples; None: they come with the worker."""
     device: str
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,9 @@ class Saved:
 class Ended:
     """What became of a run, or how it was judged on the way."""
 
-    form: OutcomeForm
+    outcome: Outcome
+    """Without its weights."""
+    weights: bytes
 
 
 class Transport(Protocol):

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 
 import esper
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.messages import Setup
+from esper.growing.trainers.messages import THREADS, Setup
 from esper.growing.trainers.shipping import data_form, data_pieces, together
 from esper.growing.trainers.task import Task
 from esper.growing.trainers.worker_process import Worker
@@ -34,20 +34,17 @@ class RayTransport:
 
     remote = True
 
-    def __init__(self, task: Task, settings: JobSettings, threads: int) -> None:
+    def __init__(self, task: Task, settings: JobSettings) -> None:
         """Connect, and put the samples into the store; a Ray of the user's own is joined."""
         assert isinstance(task.train, Samples)  # streams are not sent
         gpus = 1.0 if task.device.type == "cuda" else 0.0
-        self._resources = {
-            "num_cpus": float(threads) if settings.job_cpus is None else settings.job_cpus,
-            "num_gpus": gpus if settings.job_gpus is None else settings.job_gpus,
-        }
+        self._resources = {"num_cpus": float(THREADS), "num_gpus": gpus}
         self._joined = ray.is_initialized()
         if not self._joined:
             connect(settings)
         try:
             require_resources(self._resources)
-            self.cpus = int(ray.cluster_resources().get("CPU", 1.0) // max(1, threads))
+            self.cpus = int(ray.cluster_resources().get("CPU", 1.0))
             self._block = ray.put(together(list(data_pieces(data_form(task.train, task.val)[1]))))
         except BaseException:
             self._leave()

@@ -10,7 +10,7 @@ import io
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import IO, Any, Final
 
@@ -20,7 +20,6 @@ from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.job import Outcome
 from esper.growing.trainers.task import Task
 from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.plain_saves.describe import describe, same_outputs
@@ -121,6 +120,11 @@ def write_block(tensors: Iterable[Tensor]) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+def together(pieces: Iterable[memoryview]) -> Any:
+    """Pieces as one array, for transports that send no files."""
+    return np.frombuffer(b"".join(pieces), dtype=np.uint8)
 
 
 def read_block(descriptor: int, size: int) -> Tensor:
@@ -308,28 +312,3 @@ class Forms:
         except Exception:  # whatever a network raises: it will again where it is trained
             return False
         return same_outputs(one, two)
-
-
-# ---- outcomes ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeForm:
-    """What became of a run, its weights in one piece."""
-
-    outcome: Outcome
-    weights: bytes
-
-    @staticmethod
-    def of(outcome: Outcome) -> OutcomeForm:
-        """For the search."""
-        return OutcomeForm(replace(outcome, weights={}), tensor_bytes(outcome.weights))
-
-    def read(self) -> Outcome:
-        """As the trainer of the worker returned it."""
-        return replace(self.outcome, weights=read_tensors(self.weights))
-
-
-def together(pieces: Iterable[memoryview]) -> Any:
-    """Pieces as one array, for transports that send no files."""
-    return np.frombuffer(b"".join(pieces), dtype=np.uint8)

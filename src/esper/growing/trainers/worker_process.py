@@ -13,9 +13,34 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from esper.growing.trainers.choose import process_trainer
+from esper.growing.trainers.job import Job, Outcome, Running, Trainer
+from esper.growing.trainers.messages import (
+    THREADS,
+    Assignment,
+    Ended,
+    NoMore,
+    Position,
+    Saved,
+    Stop,
+    Want,
+)
+from esper.growing.trainers.shipping import (
+    read_block,
+    read_tensors,
+    rebuild_network,
+    tensor_bytes,
+)
+from esper.jobs.messages import Failed
+from esper.leyline.errors import EsperError
 
 BEAT_SECONDS: Final = 0.25
 """How often a worker says where its runs are."""
@@ -72,17 +97,16 @@ class Worker:
         self._link = link
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._running: tuple[Any, ...] = ()
+        self._running: tuple[Running, ...] = ()
         self._remote: dict[int, tuple[Path, int]] = {}
         """Files of runs whose state travels, and which version of each was sent."""
         self._sending = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def serve(self, block: Any = None) -> None:
+    def serve(self, block: Tensor | None = None) -> None:
         """Train until the search ends; `block`: the samples, if they are in no file."""
-        setup = self._inbox.get()
         try:
-            trainer = self._open(setup, block)
+            trainer = self._open(block)
         except Exception as error:
             self._link.send(_failure(error))
             return
@@ -97,13 +121,9 @@ class Worker:
                     self._link.send(_failure(error))
                 self._running = ()
 
-    def _open(self, setup: Any, block: Any) -> Any:
-        import torch
-
-        from esper.growing.trainers.in_process import process_trainer
-        from esper.growing.trainers.shipping import read_block
-
-        torch.set_num_threads(setup.threads)
+    def _open(self, block: Tensor | None) -> Trainer:
+        setup = self._inbox.get()
+        torch.set_num_threads(THREADS)
         if setup.block is not None:
             block = read_block(setup.block, setup.task.data.bytes)
         return process_trainer(setup.task.task(block, setup.device))
@@ -111,8 +131,6 @@ class Worker:
     # ---- threads --------------------------------------------------------------------------
 
     def _read(self) -> None:
-        from esper.growing.trainers.messages import Assignment, Stop
-
         while True:
             message = self._link.receive()
             if isinstance(message, Stop):
@@ -123,8 +141,6 @@ class Worker:
             self._inbox.put(message)
 
     def _beat(self) -> None:
-        from esper.growing.trainers.messages import Position
-
         while True:
             time.sleep(BEAT_SECONDS)
             self._link.send(Position(self._running))
@@ -132,8 +148,6 @@ class Worker:
 
     def _send_states(self) -> None:
         """Send checkpoints that are new; one is replaced as a whole, so it can be read any time."""
-        from esper.growing.trainers.messages import Saved
-
         with self._sending:
             for number, (path, version) in list(self._remote.items()):
                 if path.exists() and path.stat().st_mtime_ns != version:
@@ -142,14 +156,12 @@ class Worker:
 
     # ---- training -------------------------------------------------------------------------
 
-    def _tick(self, running: Sequence[Any]) -> bool:
+    def _tick(self, running: Sequence[Running]) -> bool:
         self._running = tuple(running)
         return self._stop.is_set()
 
-    def _jobs(self, folder: Path) -> Iterator[Any]:
+    def _jobs(self, folder: Path) -> Iterator[Job]:
         """Runs, as the trainer has room for them."""
-        from esper.growing.trainers.messages import NoMore, Want
-
         idle = True
         while True:
             self._link.send(Want(idle))
@@ -159,22 +171,19 @@ class Worker:
             idle = False
             yield self._job(message, folder)
 
-    def _job(self, message: Any, folder: Path) -> Any:
-        from esper.growing.trainers.job import Job, Running
-        from esper.growing.trainers.shipping import read_tensors, rebuild_network
-
+    def _job(self, message: Assignment, folder: Path) -> Job:
         path = None if message.checkpoint is None else Path(message.checkpoint)
         if message.checkpoint == "":
             path = self._travelling(message, folder)
         self._running = (*self._running, Running(message.number, 0, message.recipe.batches))
 
-        def build() -> Any:
+        def build() -> nn.Module:
             return rebuild_network(message.network, read_tensors(message.values))
 
         every = message.every
         return Job(message.number, build, message.recipe, message.seed, path, every=every)
 
-    def _travelling(self, message: Any, folder: Path) -> Path:
+    def _travelling(self, message: Assignment, folder: Path) -> Path:
         """File of a run whose state is kept by the search, on another machine."""
         path, version = folder / f"{message.number}.safetensors", 0
         path.unlink(missing_ok=True)
@@ -185,26 +194,18 @@ class Worker:
             self._remote[message.number] = path, version
         return path
 
-    def _ended(self, outcome: Any) -> None:
-        from esper.growing.trainers.messages import Ended
-        from esper.growing.trainers.shipping import OutcomeForm
-
-        if outcome.under_way:
-            self._link.send(Ended(OutcomeForm.of(outcome)))
-            return
-        self._send_states()
-        with self._sending:
-            path, _ = self._remote.pop(outcome.number, (None, 0))
-        if path is not None:
-            path.unlink(missing_ok=True)
-        self._running = tuple(r for r in self._running if r.number != outcome.number)
-        self._link.send(Ended(OutcomeForm.of(outcome)))
+    def _ended(self, outcome: Outcome) -> None:
+        if not outcome.under_way:
+            self._send_states()
+            with self._sending:
+                path, _ = self._remote.pop(outcome.number, (None, 0))
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self._running = tuple(r for r in self._running if r.number != outcome.number)
+        self._link.send(Ended(replace(outcome, weights={}), tensor_bytes(outcome.weights)))
 
 
-def _failure(error: Exception) -> Any:
-    from esper.jobs.messages import Failed
-    from esper.leyline.errors import EsperError
-
+def _failure(error: Exception) -> Failed:
     if isinstance(error, EsperError):
         return Failed(str(error), refused=True)
     return Failed("".join(traceback.format_exception(error)), refused=False)

@@ -1,7 +1,7 @@
 """Trains runs in several processes: this one at once, others as they become ready.
 
-Every process takes runs from the same queue, one at a time on a CPU, and all compute with the same
-number of threads, so that results are those of one process bit for bit. With several GPUs each has
+Every process takes runs from the same queue, one at a time on a CPU, and all compute with one
+thread, so that results are those of one process bit for bit. With several GPUs each has
 a worker, and this process trains only what cannot be sent to one.
 """
 
@@ -27,6 +27,7 @@ from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from esper.growing.trainers.kind import PLAIN
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.messages import (
+    THREADS,
     Assignment,
     Ended,
     NoMore,
@@ -42,6 +43,7 @@ from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import (
     Forms,
     data_form,
+    read_tensors,
     shipped,
     task_form,
     tensor_bytes,
@@ -54,32 +56,14 @@ from esper.storage.atomic import write_atomic
 
 SLICE_SECONDS: Final = 0.02
 """How long this process trains before it looks after its workers."""
-SILENT_SECONDS: Final = 60.0
-"""A worker that has been silent for so long is given up."""
 TRIES: Final = 3
 """How often a run is started whose worker dies, and a worker that dies before it has one."""
-START_SECONDS: Final = 10.0
-"""After so many seconds a search that may take any time is given workers."""
-WORTH_SECONDS: Final = 20.0
-"""Searches that are shorter end before workers have paid for their start."""
-
-
-def workers_for(seconds: float, cores: int) -> int:
-    """Worker processes besides the calling one for a search of so many seconds.
-
-    >>> workers_for(10.0, 8), workers_for(60.0, 8), workers_for(60.0, 1)
-    (0, 7, 0)
-    """
-    return max(0, cores - 1) if seconds >= WORTH_SECONDS else 0
 
 
 @dataclass(slots=True)
 class _Worker:
     """What is known of a worker."""
 
-    began: float
-    heard: float
-    """When it last said something, or was started."""
     held: dict[int, tuple[Job, Assignment]] = field(default_factory=dict)
     running: tuple[Running, ...] = ()
     wants: Want | None = None
@@ -126,7 +110,6 @@ class WorkerTrainer:
         self,
         task: Task,
         count: int = 0,
-        threads: int = 1,
         *,
         after: float = 0.0,
         trains: bool = True,
@@ -139,7 +122,7 @@ class WorkerTrainer:
         trains: whether this process trains whatever comes, or only what workers cannot.
         devices: of workers, one each, in place of `count`.
         """
-        self.task, self._threads = task, threads
+        self.task = task
         self._devices = tuple(devices) or (str(task.device),) * count
         self._trains = trains or not self._devices
         self._count = len(self._devices)
@@ -202,7 +185,7 @@ class WorkerTrainer:
         with self._computing():
             network = job.build()
             if self._form is not None and self._forms.describe(network) is not None:
-                return self._own_run(job, network, job.threads or self._threads)
+                return self._own_run(job, network, job.threads or THREADS)
         # No other process would train it, so nothing is gained by computing as they do.
         self.at_once = self.cores = 1
         threads = torch.get_num_threads()
@@ -230,10 +213,10 @@ class WorkerTrainer:
             return [run.cut()]
 
     @contextmanager
-    def _computing(self, threads: int | None = None) -> Iterator[None]:
+    def _computing(self, threads: int = THREADS) -> Iterator[None]:
         """Compute as the workers do; the user's generators and threads stay as they are."""
         before = torch.get_num_threads()
-        torch.set_num_threads(threads or self._threads)
+        torch.set_num_threads(threads)
         try:
             with forked_rng(0, self.task.device), deterministic_kernels(self.task.device):
                 yield
@@ -270,11 +253,8 @@ class WorkerTrainer:
     def _start(self, number: int) -> None:
         assert self._form is not None
         block = None if self._transport.remote else self._shared().fileno()
-        self._transport.start(
-            number, Setup(self._form, block, self._devices[number], self._threads)
-        )
-        now = time.monotonic()
-        self._workers[number] = _Worker(now, now)
+        self._transport.start(number, Setup(self._form, block, self._devices[number]))
+        self._workers[number] = _Worker()
 
     def _shared(self) -> IO[bytes]:
         """The file of the samples."""
@@ -291,7 +271,7 @@ class WorkerTrainer:
             found = None if stopped else self._next(waiting)
             if found is not None:
                 worker.held[found[1].number] = found
-                worker.heard, worker.wants = time.monotonic(), None
+                worker.wants = None
                 self._transport.send(number, found[1])
             elif not worker.wants.idle:
                 worker.wants = None
@@ -341,14 +321,12 @@ class WorkerTrainer:
             worker = self._workers.get(number)
             if worker is None:
                 continue
-            worker.heard = time.monotonic()
             if isinstance(message, Ended):
                 ended.append(self._ended(worker, message))
             elif isinstance(message, Died):
                 self._died(number, worker, message.reason, waiting)
             else:
                 self._note(worker, message)
-        self._end_silent(waiting)
         return ended
 
     def _note(self, worker: _Worker, message: Any) -> None:
@@ -364,7 +342,7 @@ class WorkerTrainer:
             raise EsperError(message.text) if message.refused else RuntimeError(message.text)
 
     def _ended(self, worker: _Worker, message: Ended) -> Outcome:
-        outcome = message.form.read()
+        outcome = replace(message.outcome, weights=read_tensors(message.weights))
         job, _ = worker.held[outcome.number]
         if not outcome.under_way:
             del worker.held[outcome.number]
@@ -387,14 +365,6 @@ class WorkerTrainer:
         )
 
     # ---- deaths ---------------------------------------------------------------------------
-
-    def _end_silent(self, waiting: _Queue) -> None:
-        """Give up workers that say nothing; one of a cluster may wait for room before it starts."""
-        late = time.monotonic() - SILENT_SECONDS
-        for number, worker in list(self._workers.items()):
-            if worker.heard < late and (worker.held or not self._transport.remote):
-                self._transport.end(number)
-                self._died(number, worker, "its process says nothing any more", waiting)
 
     def _died(self, number: int, worker: _Worker, reason: str, waiting: _Queue) -> None:
         """Start the runs of a dead worker again, unless it was their last try."""
