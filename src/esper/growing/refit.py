@@ -19,8 +19,8 @@ from esper.growing.folder import GrowFolder
 from esper.growing.networks import Networks
 from esper.growing.progress import ProgressPrinter
 from esper.growing.runs import Recipe, Row
-from esper.growing.trainers.choose import process_trainer
 from esper.growing.trainers.data import Samples
+from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Job, Outcome, Running
 from esper.growing.trainers.task import Task
 

@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import (
     Forms,
     describe_network,
-    read_tensors,
     rebuild_network,
     tensor_bytes,
 )
@@ -212,7 +210,7 @@ def test_a_run_with_threads_of_its_own_is_trained_here_beside_the_worker(tmp_pat
     assert sorted(found) == [0, 1, 2]
     assert seen[1] == {2}
     assert all(threads == {1} for number, threads in seen.items() if number != 1)
-    assert 1 not in [one.number for one in transport.sent if isinstance(one, Assignment)]
+    assert 1 not in [one.job.number for one in transport.sent if isinstance(one, Assignment)]
     assert torch.get_num_threads() == before
 
 
@@ -293,9 +291,8 @@ class Pretended:
 
     def _end(self, worker: int, cut: bool) -> None:
         sent = next(one for one in reversed(self.sent) if isinstance(one, Assignment))
-        build = partial(rebuild_network, sent.network, read_tensors(sent.values))
-        recipe = replace(sent.recipe, batches=2) if cut else sent.recipe
-        job = Job(sent.number, build, recipe, sent.seed)
+        recipe = replace(sent.job.recipe, batches=2) if cut else sent.job.recipe
+        job = replace(sent.job, recipe=recipe, checkpoint=None)
         (found,) = EagerTrainer(self.task).train(iter([job]), lambda running: False)
         self.messages += [(worker, Ended(replace(found, score=-1.0, weights={}),
                                          tensor_bytes(found.weights))),
@@ -434,10 +431,10 @@ def test_a_run_whose_workers_die_three_times_is_one_line(tmp_path):
     seen: set[int] = set()
 
     def kill(running) -> bool:
-        pid = crew.transport.pid(0)
-        if len(running) == 2 and pid not in seen:
-            seen.add(pid)
-            os.kill(pid, signal.SIGKILL)
+        process = crew.transport._processes.get(0)  # one that has ended is replaced in a moment
+        if len(running) == 2 and process is not None and process.pid not in seen:
+            seen.add(process.pid)
+            process.kill()
         return False
 
     endless = (make_job(number, tmp_path, 10**6) for number in range(2))

@@ -168,8 +168,8 @@ def _not_numbers(array: npt.NDArray[Any], where: str) -> str:
     if len({np.shape(value) for value in array.flat}) > 1:
         return f"{where}: an array of ragged samples; pad or crop all to one shape"
     return (
-        f"{where}: values {shown(array.ravel()[:2].tolist())} of dtype {array.dtype}; give numbers, "
-        f"as in x.astype(np.float32), or {ADVICE}"
+        f"{where}: values {shown(array.ravel()[:2].tolist())} of dtype {array.dtype}; give "
+        f"numbers, as in x.astype(np.float32), or {ADVICE}"
     )
 
 

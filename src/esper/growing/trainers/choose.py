@@ -10,7 +10,7 @@ import torch
 
 from esper.device.memory import free_bytes
 from esper.growing.ranks import Ranks, ShardRanks
-from esper.growing.trainers.eager import EagerTrainer
+from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Trainer
 from esper.growing.trainers.shipping import task_form
 from esper.growing.trainers.task import Task
@@ -52,15 +52,6 @@ def trainer_for(
     # How long a search without a limit takes shows when it has taken long.
     after = START_SECONDS if math.isinf(seconds) else 0.0
     return WorkerTrainer(task, count, after=after)  # one thread, also without workers: same bits
-
-
-def process_trainer(task: Task) -> Trainer:
-    """The trainer of one process: many runs at a time on a GPU, one after the other on a CPU."""
-    if task.device.type == "cuda":
-        from esper.growing.trainers.captured import CapturedTrainer
-
-        return CapturedTrainer(task)
-    return EagerTrainer(task)
 
 
 def gpus(device: torch.device) -> tuple[str, ...]:

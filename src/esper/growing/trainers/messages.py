@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from esper.growing.runs import Recipe
-from esper.growing.trainers.job import Outcome, Running
-from esper.growing.trainers.shipping import NetworkForm, TaskForm
+from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.shipping import TaskForm
 
 THREADS: Final = 1
 """Of every process: results do not depend on which of them trains a run."""
@@ -32,18 +31,11 @@ class Setup:
 class Assignment:
     """A run to train."""
 
-    number: int
-    network: NetworkForm
-    values: bytes
-    recipe: Recipe
-    seed: int
-    every: float
-    """Seconds after which it is judged on the way."""
-    checkpoint: str | None
-    """File of its state under way, on this machine; empty: its content travels; None: it has
-    none."""
+    job: Job
+    travels: bool = False
+    """Whether the file of its state under way is on another machine: its content is sent."""
     state: bytes | None = None
-    """Content of that file."""
+    """That content, if there is some."""
 
 
 @dataclass(frozen=True, slots=True)

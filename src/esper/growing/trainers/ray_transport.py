@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 import esper
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.messages import THREADS, Setup
-from esper.growing.trainers.shipping import data_form, data_pieces, together
+from esper.growing.trainers.shipping import data_pieces, data_tensors, together
 from esper.growing.trainers.task import Task
 from esper.growing.trainers.worker_process import Worker
 from esper.jobs.ray_workers import connect, death, other_version, require_resources
@@ -45,7 +45,7 @@ class RayTransport:
         try:
             require_resources(self._resources)
             self.cpus = int(ray.cluster_resources().get("CPU", 1.0))
-            self._block = ray.put(together(list(data_pieces(data_form(task.train, task.val)[1]))))
+            self._block = ray.put(together(data_pieces(data_tensors(task.train, task.val))))
         except BaseException:
             self._leave()
             raise
@@ -112,29 +112,21 @@ class RayTransport:
 # ---- in the cluster ----------------------------------------------------------------------------
 
 
-class _QueueLink:
-    """A worker's end: queues that the actor's calls fill and empty."""
-
-    def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.send, self.receive = self.outbox.put, self.inbox.get
-
-
 class RayRuns:
     """Actor that trains runs."""
 
     def __init__(self, block: Any, version: str) -> None:
         """`block`: the samples; `version`: of the search's esper."""
-        self._link = _QueueLink()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._early: dict[int, Any] = {}
         self._next, self._lock = 0, threading.Lock()
         if version != esper.__version__:
-            self._link.send(other_version(version))
+            self._outbox.put(other_version(version))
             return
         with warnings.catch_warnings(action="ignore"):  # the store is read-only, and so are we
             samples = torch.from_numpy(block)
-        worker = Worker(self._link)
+        worker = Worker(self._outbox.put, self._inbox.get)
         threading.Thread(target=worker.serve, args=(samples,), daemon=True).start()
 
     def put(self, number: int, message: Any) -> None:
@@ -142,15 +134,15 @@ class RayRuns:
         with self._lock:
             self._early[number] = message
             while self._next in self._early:
-                self._link.inbox.put(self._early.pop(self._next))
+                self._inbox.put(self._early.pop(self._next))
                 self._next += 1
 
     def take(self) -> list[Any]:
         """Messages for the search; waits for the first."""
         found: list[Any] = []
         try:
-            found.append(self._link.outbox.get(timeout=ASK_SECONDS))
+            found.append(self._outbox.get(timeout=ASK_SECONDS))
             while True:
-                found.append(self._link.outbox.get_nowait())
+                found.append(self._outbox.get_nowait())
         except queue.Empty:
             return found

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO, Any, Final
 
 import torch
@@ -42,9 +43,9 @@ from esper.growing.trainers.process_transport import ProcessTransport
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import (
     Forms,
-    data_form,
+    data_tensors,
     read_tensors,
-    shipped,
+    rebuilt,
     task_form,
     tensor_bytes,
     write_block,
@@ -64,7 +65,7 @@ TRIES: Final = 3
 class _Worker:
     """What is known of a worker."""
 
-    held: dict[int, tuple[Job, Assignment]] = field(default_factory=dict)
+    held: dict[int, Job] = field(default_factory=dict)
     running: tuple[Running, ...] = ()
     wants: Want | None = None
 
@@ -85,7 +86,7 @@ class _Queue:
         self._ahead: deque[Job] = deque()
         self.own: deque[Job] = deque()
         """Jobs whose networks cannot be sent to a worker."""
-        self.again: deque[tuple[Job, Assignment]] = deque()
+        self.again: deque[Job] = deque()
         """Jobs of workers that have died."""
 
     def take(self) -> Job | None:
@@ -135,7 +136,7 @@ class WorkerTrainer:
         if task.device.type == "cpu":
             keep_freed_memory()  # activations of one batch are those of the next
         self._after, self._began = after, math.inf
-        self._own_metric = self._form is not None and shipped(task.metric) is None
+        self._own_metric = self._form is not None and self._form.metric is None
         self._forms = Forms(task)
         self._kinds = Kinds(task) if task.device.type == "cuda" else None
         self._workers: dict[int, _Worker] = {}
@@ -179,7 +180,7 @@ class WorkerTrainer:
         if job is None and self._trains:
             job = waiting.take()
             if job is None and waiting.again and not self._workers:
-                job, _ = waiting.again.popleft()
+                job = waiting.again.popleft()
         if job is None:
             return None
         with self._computing():
@@ -260,7 +261,7 @@ class WorkerTrainer:
         """The file of the samples."""
         if self._block is None:
             assert isinstance(self.task.train, Samples)  # there is a form
-            self._block = write_block(data_form(self.task.train, self.task.val)[1])
+            self._block = write_block(data_tensors(self.task.train, self.task.val))
         return self._block
 
     def _answer(self, waiting: _Queue, stopped: bool) -> None:
@@ -270,49 +271,36 @@ class WorkerTrainer:
                 continue
             found = None if stopped else self._next(waiting)
             if found is not None:
-                worker.held[found[1].number] = found
-                worker.wants = None
-                self._transport.send(number, found[1])
+                job, sent = found
+                worker.held[job.number], worker.wants = job, None
+                self._transport.send(number, sent)
             elif not worker.wants.idle:
                 worker.wants = None
                 self._transport.send(number, NoMore())
 
     def _next(self, waiting: _Queue) -> tuple[Job, Assignment] | None:
         """A run that a worker can train."""
-        if waiting.again:
-            job, sent = waiting.again.popleft()
-            return job, replace(sent, state=self._state(job))
-        if waiting.own:
+        if waiting.own and not waiting.again:
             return None  # one at a time, for others may be of the same kind
-        job_or_none = waiting.take()
-        if job_or_none is None:
-            return None
-        job = job_or_none
-        if job.threads:  # of this process, whose threads are the cores of the others
-            waiting.own.append(job)
+        job = waiting.again.popleft() if waiting.again else waiting.take()
+        if job is None:
             return None
         with self._computing():
-            found = self._forms.describe(job.build())
-        if found is not None:
-            path, (form, values) = self._path(job), found
-            content = tensor_bytes(values)
-            return job, Assignment(
-                job.number, form, content, job.recipe, job.seed, job.every, path, self._state(job)
-            )
-        waiting.own.append(job)
-        return None
-
-    def _path(self, job: Job) -> str | None:
-        """File of its state under way, as a worker knows it."""
-        if job.checkpoint is None:
+            # Threads of its own are of this process: the cores of the others.
+            found = None if job.threads else self._forms.describe(job.build())
+        if found is None:
+            waiting.own.append(job)
             return None
-        return "" if self._transport.remote else str(job.checkpoint.absolute())
-
-    def _state(self, job: Job) -> bytes | None:
-        """What a run continues from, for a worker on another machine."""
-        if self._transport.remote and job.checkpoint is not None and job.checkpoint.exists():
-            return job.checkpoint.read_bytes()
-        return None
+        form, values = found
+        path, remote = job.checkpoint, self._transport.remote
+        sent = replace(
+            job,
+            build=partial(rebuilt, form, tensor_bytes(values)),
+            judged=job.judged and not self._own_metric,
+            checkpoint=None if path is None or remote else path.absolute(),
+        )
+        state = path.read_bytes() if remote and path is not None and path.exists() else None
+        return job, Assignment(sent, remote and path is not None, state)
 
     def _receive(self, waiting: _Queue, seconds: float) -> list[Outcome]:
         """Take in what workers say; returns runs that have ended, or were judged on the way."""
@@ -335,7 +323,7 @@ class WorkerTrainer:
         elif isinstance(message, Want):
             worker.wants = message
         elif isinstance(message, Saved) and message.number in worker.held:
-            path = worker.held[message.number][0].checkpoint
+            path = worker.held[message.number].checkpoint
             assert path is not None  # else it would not have been saved
             write_atomic(path, message.state)
         elif isinstance(message, Failed):
@@ -343,11 +331,11 @@ class WorkerTrainer:
 
     def _ended(self, worker: _Worker, message: Ended) -> Outcome:
         outcome = replace(message.outcome, weights=read_tensors(message.weights))
-        job, _ = worker.held[outcome.number]
+        job = worker.held[outcome.number]
         if not outcome.under_way:
             del worker.held[outcome.number]
             worker.running = tuple(one for one in worker.running if one.number != outcome.number)
-        return self._judged(job, outcome) if self._own_metric else outcome
+        return self._judged(job, outcome) if self._own_metric and job.judged else outcome
 
     def _judged(self, job: Job, outcome: Outcome) -> Outcome:
         """Judge a run by a metric that only this process has."""
@@ -369,14 +357,14 @@ class WorkerTrainer:
     def _died(self, number: int, worker: _Worker, reason: str, waiting: _Queue) -> None:
         """Start the runs of a dead worker again, unless it was their last try."""
         del self._workers[number]
-        for run, (job, sent) in worker.held.items():
+        for run, job in worker.held.items():
             self._tries[run] += 1
             if self._tries[run] >= TRIES:
                 raise EsperError(
                     f"run {run}: {reason}, at {TRIES} of {TRIES} tries; what is finished is kept: "
                     f"use fewer workers, or a smaller batch size"
                 )
-            waiting.again.append((job, sent))
+            waiting.again.append(job)
         if not worker.held:
             self._stillborn[number] += 1
         if (
