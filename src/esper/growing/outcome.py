@@ -52,8 +52,7 @@ def make_result(
     """
     rows = search.table.rows
     front, host_number = _frontier(rows, info, folder)
-    candidates = sorted(front | {host_number} if info.host_fits else front)
-    best = max(candidates, key=lambda number: info.rank(rows[number].score, rows[number].params))
+    best = _best(rows, front | {host_number} if info.host_fits else front, info)
     again = {} if refit is None else refit.weights(_finished(rows, {best, host_number}), rows)
     printer.phase("judging on test")
     models = {
@@ -107,6 +106,11 @@ def _frontier(rows: Sequence[Row], info: GrowInfo, folder: GrowFolder) -> tuple[
     if not front and not info.host_fits:
         raise _nothing_fits(info, rows, folder)
     return front, next(iter(hosts))
+
+
+def _best(rows: Sequence[Row], numbers: set[int], info: GrowInfo) -> int:
+    """Number of the best of some networks on validation."""
+    return max(sorted(numbers), key=lambda n: info.rank(rows[n].score, rows[n].params))
 
 
 def _records(
