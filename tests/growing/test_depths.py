@@ -75,7 +75,7 @@ def test_a_model_is_fitted_into_a_cap_that_only_fewer_blocks_reach_resumed_and_r
 
 def test_widths_and_depths_that_are_named_are_made_in_pairs_and_by_name_again():
     run = prepared(depths=(0.5, 2))
-    made = named_variants(run.networks, (0.6,), run.variants.depths)
+    made = named_variants(run.networks, (0.6,), run.networks.depths)
     names = {"x0.6": size(2, 3), "d0.5": size(1), "x0.6 d0.5": size(1, 3), "d2": size(4),
              "x0.6 d2": size(4, 3)}  # fmt: skip
     assert names_of(made) == names
@@ -86,18 +86,18 @@ def test_widths_and_depths_that_are_named_are_made_in_pairs_and_by_name_again():
 
 def test_auto_is_half_and_twice_the_blocks_where_a_model_repeats_some():
     run = prepared()
-    found = own_width_variants(run.networks, 10.0, run.variants.depths)
+    found = own_width_variants(run.networks, 10.0, run.networks.depths)
     assert names_of(found) == {"d0.5": size(1), "d2": size(4)}
-    assert names_of(own_width_variants(run.networks, 1.0, run.variants.depths)) == {"d0.5": size(1)}
+    assert names_of(own_width_variants(run.networks, 1.0, run.networks.depths)) == {"d0.5": size(1)}
     plain = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
-    assert prepared(plain).variants.depths == ()
-    assert prepared(depths=()).variants.depths == ()
+    assert prepared(plain).networks.depths == ()
+    assert prepared(depths=()).networks.depths == ()
 
 
 def test_a_trained_model_keeps_the_weights_of_the_blocks_that_stay():
     trained = model()
     run = prepared(trained)
-    for variant in own_width_variants(run.networks, 10.0, run.variants.depths):
+    for variant in own_width_variants(run.networks, 10.0, run.networks.depths):
         state = variant.build(variant.bare, 0).state_dict()
         last = "2" if variant.name == "d0.5" else "5"
         assert torch.equal(state["1.layer.weight"], trained[1].layer.weight)

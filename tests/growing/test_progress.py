@@ -185,7 +185,7 @@ def test_time_left_is_by_the_clock_or_at_the_pace_so_far():
 @contextmanager
 def shown_at(progress: Progress) -> Iterator[ProgressPrinter]:
     printer = ProgressPrinter(True, stream=io.StringIO())
-    printer._newest, printer._looked, printer._encoding = progress, time.monotonic(), "utf-8"
+    printer._newest, printer._looked = progress, time.monotonic()
     printer.phase("training")
     yield printer
 

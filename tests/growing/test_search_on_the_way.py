@@ -86,7 +86,7 @@ def test_a_kill_between_the_two_costs_no_bit(tmp_path):
 def test_the_clock_learns_from_whole_runs_alone(tmp_path):
     learnt = []
     disk, clock = Disk(tmp_path), Clock(lambda: 0.0, 0.0, math.inf, 0.0, 1.0)
-    clock.learn = lambda row, outcome, trained: learnt.append((row.trained, trained))  # type: ignore[method-assign]
+    clock.learn = lambda row, _, trained, urgent: learnt.append((row.trained, trained))  # type: ignore[method-assign]
     search = make_search(disk, runs=5.0, trainer=Telling(), clock=clock, timed=False)
     search.run(Table())
     assert learnt == [(0, row.recipe.batches) for row in search.table.rows]

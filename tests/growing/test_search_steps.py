@@ -16,7 +16,6 @@ from esper.growing.clock import MARGIN, RESERVE, RESERVED, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import (
     FEW,
-    FILLED,
     MAX_FINALE,
     MAX_LEAST,
     MAX_REFUSED,
@@ -99,41 +98,6 @@ def test_runs_that_fill_the_time_share_it(tmp_path, count, at_once, each, share)
     made = Timed(tmp_path, row(0), parallel=4)
     made.search.trainer.at_once = at_once
     assert made.search._fitting(count, row(0)) == int(share * USABLE / each)
-
-
-# ---- the length of the last runs -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("count", "left", "factor"),
-    [
-        (1, 14.5, 1.0),  # after 10.8 s there is time for a third of a run
-        (1, 14.0, FILLED * 14.0 / 10.8),
-        (2, 24.0, FILLED * 24.0 / 21.6),
-        (2, 26.0, 1.0),
-        (1, 10.9, 1.0),
-        (1, 9.0, 1.0),
-    ],
-)
-def test_runs_are_stretched_where_no_other_one_would_fit_after_them(tmp_path, count, left, factor):
-    made = Timed(tmp_path, row(0), longer=9)
-    made.now = USABLE - left
-    rows = [planned(n) for n in range(1, 1 + count)]
-    lengths = [one.recipe.batches for one in made.search._stretched(rows)]
-    assert lengths == [round(factor * FULL)] * count
-
-
-def test_short_runs_and_those_of_a_search_without_a_time_limit_are_not_stretched(tmp_path):
-    made = Timed(tmp_path, row(0))
-    made.now = USABLE - 14.0
-    short = [planned(1, FULL // 3), planned(2)]
-    assert made.search._stretched(short) == short
-    assert made.search._stretched([]) == []
-    free = Timed(tmp_path, row(0), limit=math.inf)
-    assert free.search._stretched([planned()]) == [planned()]
-    asked = Timed(tmp_path, row(0), longer=1)
-    asked.now = USABLE - 14.0
-    assert asked.search._stretched([planned()]) == [planned()]
 
 
 # ---- proposals -----------------------------------------------------------------------------------

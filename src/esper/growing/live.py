@@ -91,12 +91,11 @@ class LiveLine:
         return (columns or shutil.get_terminal_size().columns) - 1
 
 
-def bar(share: float, width: int, encoding: str | None = "utf-8") -> str:
+def bar(share: float, width: int) -> str:
     """A bar of a number of characters, filled to a share.
 
-    >>> bar(0.5, 6), bar(1.5, 2), bar(0.25, 4, "ascii")
-    ('━━━───', '━━', '#---')
+    >>> bar(0.5, 6), bar(1.5, 2)
+    ('━━━───', '━━')
     """
-    full, empty = ("━", "─") if (encoding or "").lower().startswith("utf") else ("#", "-")
     filled = round(width * min(1.0, max(0.0, share)))
-    return full * filled + empty * (width - filled)
+    return "━" * filled + "─" * (width - filled)

@@ -7,6 +7,7 @@ and built as the plain module that the user gets back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -16,12 +17,16 @@ from torch import Tensor, nn
 from esper.growing.budget import Budget
 from esper.growing.folder import read_weights, weights_path
 from esper.growing.latency import Latency, measure_latency
+from esper.growing.problem import Problem, limit_blueprints
 from esper.growing.runs import Row
+from esper.growing.settings import GrowSettings
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.kasmina.layers.counting import Size, count_parameters, count_training_macs
 from esper.kasmina.tracing import (
+    Depths,
     HostTrace,
     ScaledModel,
+    Scaling,
     carry_weights,
     finished_model,
     planted_model,
@@ -31,6 +36,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.leyline.variants import variant_name
 
+DEPTHS: Final = (0.5, 2.0)
+"""Multiples of the number of blocks that are tried where a model repeats blocks."""
 OVERHEAD: Final = {"cpu": 1.5e7, "cuda": 1e9}
 """Multiply-accumulates in the time that a batch takes besides them: Python, launches, small
 operations. By compute, wide versions of a tiny network would look far too dear, and tiny ones
@@ -135,27 +142,26 @@ class Networks:
 
     def __init__(
         self,
-        base: Variant,
+        problem: Problem,
+        settings: GrowSettings,
         budget: Budget,
-        scaled: Callable[[float, float], ScaledModel],
         device: str,
         batch_size: int,
     ) -> None:
-        """`scaled`: the model at a width and depth, raises if there is none; `device`: kind of the
-        one that trains; `batch_size`: the usual one.
-        """
+        """`device`: kind of the one that trains; `batch_size`: the usual one."""
         overhead = OVERHEAD.get(device, OVERHEAD["cpu"])
         self._overhead = 0.0 if budget.flops is not None else overhead
-        self.batch_size = batch_size
-        self.variants = [base]
+        self._model, self._settings = problem.model, settings
+        self._given = problem.data.example().inputs
+        self._example = problem.trace.inputs.values(self._given)
+        self._scalings: dict[float, Scaling] = {}
+        self.budget, self.batch_size = budget, batch_size
+        self.variants = [Variant("", problem.trace, self._example, settings.seed)]
         self.others: Callable[[], None] | None = None
         """Adds the other variants, when they are needed for the first time."""
         self.folder = Path()
         """Run folder, which has the weights of finished runs."""
-        self.budget, self._scaled = budget, scaled
         self._latencies: dict[tuple[str, Topology], float] = {}
-        self._example = base._example
-        self._seed = base._seed
 
     @property
     def base(self) -> Variant:
@@ -168,13 +174,52 @@ class Networks:
         if others is not None:
             others()
 
+    # ---- widths and depths ----------------------------------------------------------------
+
+    @cached_property
+    def depths(self) -> tuple[float, ...]:
+        """Other depths to try."""
+        wanted = self._settings.depths
+        if wanted == "auto":
+            return DEPTHS if self._depths.stacks else ()
+        return tuple(depth for depth in wanted if depth != 1)
+
+    def check_depths(self) -> None:
+        """Raise if the model cannot have one of its depths."""
+        for depth in self.depths:
+            try:
+                self._scaling(depth)
+            except EsperError as error:
+                raise EsperError(f"depth {depth:g}: {error}") from error
+
+    @cached_property
+    def _depths(self) -> Depths:
+        return Depths(self._model, self._given, self._settings.output)
+
+    def _scaling(self, depth: float) -> Scaling:
+        """The model at a depth and any width; what the widths share is found once."""
+        if depth not in self._scalings:
+            model = self._model if depth == 1 else self._depths.at(depth)
+            settings = self._settings
+            self._scalings[depth] = Scaling(model, self._given, settings.output, settings.slots)
+        return self._scalings[depth]
+
     def scaled(self, width: float, depth: float = 1.0) -> Variant:
         """The model at another width and depth, which is not among the variants yet; raises if it
-        cannot be made."""
-        found, name = self._scaled(width, depth), variant_name(width, depth)
+        cannot be made.
+
+        At its own width the weights of the blocks that stay are those of the model.
+        """
+        scaling, settings = self._scaling(depth), self._settings
+        found = scaling.own() if width == 1 and depth != 1 else scaling.at(width)
+        whole = found
+        if settings.blueprints is not None:
+            found = replace(found, trace=lambda: limit_blueprints(whole.host, settings.blueprints))
         # A trace leaves out what the output does not depend on, and so may its size.
-        alike = found.given == self.base.bare_size
-        return Variant(name, found, self._example, self._seed, found.size if alike else None)
+        known = found.size if self._scaling(1.0).own().size == self.base.bare_size else None
+        return Variant(variant_name(width, depth), found, self._example, settings.seed, known)
+
+    # ---- sizes and speed ------------------------------------------------------------------
 
     def size(self, variant: int, topology: Topology) -> Size:
         """Size of a network."""
@@ -196,7 +241,7 @@ class Networks:
         if budget.latency_ms is None:
             return 0.0
         if key not in self._latencies:
-            model = finished_model(variant.build(topology, self._seed))
+            model = finished_model(variant.build(topology, self._settings.seed))
             self._latencies[key] = self.timed(model).median
         return self._latencies[key]
 

@@ -16,7 +16,6 @@ from torch.backends import cudnn
 from esper.growing.code.scripts import Scripts
 from esper.growing.data.reading import GrowData
 from esper.growing.folder import RESULT, GrowFolder, GrowInfo
-from esper.growing.networks import Networks
 from esper.growing.problem import Problem
 from esper.growing.progress import ProgressPrinter
 from esper.growing.refit import Refit
@@ -42,9 +41,9 @@ def make_result(
     folder: GrowFolder,
     complete: bool,
     printer: ProgressPrinter,
-    files: bool = True,
-    refit: Refit | None = None,
-    device: torch.device = CPU,
+    files: bool,
+    refit: Refit | None,
+    device: torch.device,
 ) -> GrowResult:
     """Judge the networks of the frontier and write the result; what cannot be written is a warning.
 
@@ -53,8 +52,7 @@ def make_result(
     """
     rows = search.table.rows
     front, host_number = _frontier(rows, info, folder)
-    candidates = sorted(front | {host_number} if info.host_fits else front)
-    best = max(candidates, key=lambda number: info.rank(rows[number].score, rows[number].params))
+    best = _best(rows, front | {host_number} if info.host_fits else front, info)
     again = {} if refit is None else refit.weights(_finished(rows, {best, host_number}), rows)
     printer.phase("judging on test")
     models = {
@@ -64,22 +62,27 @@ def make_result(
     measured = {number: judge_on_test(model, problem, device) for number, model in models.items()}
     records = _records(search, info, models, measured, again)
     _warn_of_latency(records[best], info, printer)
-    networks = sorted((records[n] for n in front), key=lambda r: r.params)
-    others = tuple(_record(row, info) for row in judged(rows) if row.number not in records)
-    record = ResultRecord(
-        networks=tuple(networks),
+    facts = Facts(
+        metric=problem.metric,
+        pick=records[best],
         host=records[host_number],
-        others=others,
+        constant=problem.constant_score(problem.data.test),
+        difference=difference(measured[best], measured[host_number]),
+        tried=tried_of(rows, info, complete),
+        reference=not info.host_fits,
+    )
+    record = ResultRecord(
+        networks=tuple(sorted((records[n] for n in front), key=lambda r: r.params)),
+        host=facts.host,
+        others=tuple(_record(row, info) for row in judged(rows) if row.number not in records),
         pick=best,
-        verdict="",
+        verdict=verdict(facts),
         runs=search.runs,
         seconds=search.clock.seconds,
         complete=complete,
         ended=search.table.ended,
+        gain=None if best == host_number else gain_of(facts),
     )
-    facts = _facts(problem, info, rows, record, measured)
-    gain = None if best == host_number else gain_of(facts)
-    record = replace(record, verdict=verdict(facts), gain=gain)
     printer.phase("writing the networks")
     scripts = Scripts(problem, info, search.networks, rows)
     writes: list[Callable[[], object]] = [
@@ -105,6 +108,11 @@ def _frontier(rows: Sequence[Row], info: GrowInfo, folder: GrowFolder) -> tuple[
     return front, next(iter(hosts))
 
 
+def _best(rows: Sequence[Row], numbers: set[int], info: GrowInfo) -> int:
+    """Number of the best of some networks on validation."""
+    return max(sorted(numbers), key=lambda n: info.rank(rows[n].score, rows[n].params))
+
+
 def _records(
     search: Search,
     info: GrowInfo,
@@ -120,16 +128,11 @@ def _records(
             _record(search.table.rows[number], info), params=count_parameters(model),
             test_score=found.value, test_se=found.error, refit=number in refitted,
         )  # fmt: skip
-        records[number] = _with_latency(one, model, search.networks)
+        if info.budget.latency_ms is not None:  # nothing trains beside it now
+            took = search.networks.timed(model)
+            one = replace(one, latency=took.median, latency_low=took.low, latency_high=took.high)
+        records[number] = one
     return records
-
-
-def _with_latency(record: NetworkRecord, model: nn.Module, networks: Networks) -> NetworkRecord:
-    """The record with how long it takes for a sample, where that is limited, and nothing trains."""
-    if networks.budget.latency_ms is None:
-        return record
-    took = networks.timed(model)
-    return replace(record, latency=took.median, latency_low=took.low, latency_high=took.high)
 
 
 def _warn_of_latency(pick: NetworkRecord, info: GrowInfo, printer: ProgressPrinter) -> None:
@@ -243,23 +246,3 @@ def _store_all(
             others.setdefault(reason, []).append(str(number))
     for reason, numbers in others.items():
         say(f"network {', '.join(numbers)} needs your code to be loaded again: {reason}")
-
-
-def _facts(
-    problem: Problem,
-    info: GrowInfo,
-    rows: Sequence[Row],
-    record: ResultRecord,
-    measured: Mapping[int, Measured],
-) -> Facts:
-    """What the verdict is made from."""
-    every = {one.number: one for one in (*record.networks, record.host)}
-    return Facts(
-        metric=problem.metric,
-        pick=every[record.pick],
-        host=record.host,
-        constant=problem.constant_score(problem.data.test),
-        difference=difference(measured[record.pick], measured[record.host.number]),
-        tried=tried_of(rows, info, record.complete),
-        reference=not info.host_fits,
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -99,7 +98,6 @@ class ProgressPrinter:
         self.tracking: Tracking | None = None
         """Set once the run folder is open."""
         self._live = LiveLine(self._line, stream)
-        self._encoding = (sys.stderr if stream is None else stream).encoding
         self._began, self._phase = time.monotonic(), "starting"
         self._best: Row | None = None
         self._newest: Progress | None = None
@@ -213,7 +211,7 @@ class ProgressPrinter:
             return f"{self._phase}: {newest}"
         words = f"{self._phase} " + "  ".join(newest.words())
         width = min(BAR, columns - len(words) - 1)
-        drawn = f"{bar(newest.share, width, self._encoding)} " if width > 1 else ""
+        drawn = f"{bar(newest.share, width)} " if width > 1 else ""
         return f"{self._phase} {drawn}{'  '.join(newest.words())}"[:columns]
 
 

@@ -54,7 +54,6 @@ from esper.growing.trainers.job import Job, Trainer
 from esper.growing.trainers.own_training import OWN, OwnTraining
 from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.task import Task, scalar_loss
-from esper.growing.variants import VariantMaker
 from esper.growing.widths import (
     named_variants,
     own_width_variants,
@@ -131,15 +130,7 @@ class GrowRun:
         )
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
-        example = data.example().inputs
-        self.variants = VariantMaker(problem.model, example, settings)
-        self.networks = Networks(
-            Variant("", problem.trace, inputs.values(example), settings.seed),
-            budget,
-            self.variants.scaled,
-            self.device.type,
-            size,
-        )
+        self.networks = Networks(problem, settings, budget, self.device.type, size)
 
     def _own_training(self) -> OwnTraining:
         """What of the training is the user's."""
@@ -209,9 +200,9 @@ class GrowRun:
         with self._explained():
             size = self.networks.base.bare_size
             if self.settings.depths != "auto":
-                self.variants.check()
+                self.networks.check_depths()
             if not self.networks.base_fits:
-                require_smaller(self.networks, self.settings.widths, self.variants.depths)
+                require_smaller(self.networks, self.settings.widths, self.networks.depths)
             self.length, self.each = self.full, math.nan
             if self.budget.minutes is not None:
                 self.each = self.ranks.measured(self._probe())
@@ -279,7 +270,7 @@ class GrowRun:
     def _other_variants(self, search: Search) -> Sequence[Variant]:
         """The model at other widths and depths, as far as it can be and the budget allows."""
         networks, settings = self.networks, self.settings
-        depths = self.variants.depths
+        depths = networks.depths
         in_time = search.clock.most_cost(search.ladder.least_run(), MAX_SHARE)
         most = self.ranks.measured(min(MAX_SHARE * (self.most_runs - 1.0), in_time))
         if settings.widths != "auto":
@@ -427,7 +418,7 @@ class GrowRun:
         def others() -> None:
             found = self._other_variants(search)
             names = ", ".join(variant.name for variant in found)
-            kinds = "widths and depths" if self.variants.depths else "widths"
+            kinds = "widths and depths" if self.networks.depths else "widths"
             self.printer.say(f"other {kinds}: {names or 'none'}")
             self.networks.variants.extend(found)
             folder.write(GROW, self._with_variants(info))

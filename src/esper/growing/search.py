@@ -20,9 +20,8 @@ from esper.growing.budget import Budget
 from esper.growing.clock import Clock
 from esper.growing.folder import GrowFolder
 from esper.growing.ladder import Ladder, numbered
-from esper.growing.moves import SAME
 from esper.growing.networks import Networks
-from esper.growing.proposals import DIVISORS, FULL_RUNG
+from esper.growing.proposals import FULL_RUNG
 from esper.growing.ranks import ONE_PROCESS, Ranks, noted
 from esper.growing.runs import Row, Table, finished, known
 from esper.growing.trainers.job import Job, Outcome, Running, Trainer
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
-MAX_STRETCH: Final = 2.0
-"""Times its length that a run of the last rung is made as long as, at most."""
-FILLED: Final = 0.95
-"""Share of the time that is left that they are to take."""
 FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
 SAFE: Final = 0.97
@@ -163,7 +158,7 @@ class Search:
         rows, reason = ladder.next_rung(self.table, self._left(), self._price, least)
         if math.isfinite(self.clock.limit):
             self.clock.reserved = self._after([*judged(self.table.rows), *rows])
-        rows = self._stretched(self._affordable(rows))
+        rows = self._affordable(rows)
         if not rows and math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL:
             count = max(1, min(MAX_FILLING, round(self.clock.parallel)))
             rows = ladder.filling(self.table, partial(self._fitting, count), count)
@@ -245,25 +240,6 @@ class Search:
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """Those that could start now, with the next numbers."""
         return numbered([row for row in rows if self._affords(row)], self.table)
-
-    def _stretched(self, rows: list[Row]) -> list[Row]:
-        """Runs after which there is no time for more, made longer to fill it."""
-        full, clock = self.ladder.full, self.clock
-        space = self.ladder.space
-        shortest = min((space.length(row.recipe) for row in rows), default=0.0)
-        if math.isinf(clock.limit) or shortest < (1.0 - SAME) * full:
-            return rows
-        longest = max(map(clock.predict, rows))
-        seconds = max(longest, sum(map(clock.share, rows)))
-        if not seconds or clock.left - seconds > longest / DIVISORS[1]:
-            return rows
-        factor = max(1.0, min(MAX_STRETCH, FILLED * clock.left / seconds))
-        longer = self.ladder.settings.longer
-        lengths = [space.length(row.recipe) for row in rows]
-        return [
-            replace(row, recipe=space.lasting(row.recipe, max(old, min(longer, factor * old))))
-            for row, old in zip(rows, lengths, strict=True)
-        ]
 
     def _left(self) -> float:
         """What is left of the budget, as a share of it."""

@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Final
 
 from esper.jobs.messages import Asked, Died, Failed, Message, Ready, outcome_of
@@ -94,25 +94,29 @@ def interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _PipeChannel:
+class PipeChannel:
     """The end of a pipe in a process."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+        self._pipe, self._lock = pipe, Lock()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Any) -> None:
+        """Send a message; from any thread."""
         try:
-            self._pipe.send(message)
+            with self._lock:
+                self._pipe.send(message)
         except OSError:
-            os._exit(1)  # nobody is left to write what this process trains
+            os._exit(1)  # nobody is left to take what this process trains
 
     def receive(self) -> Any:
+        """Wait for a message; ends the process if none can come any more."""
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
             os._exit(0)
 
     def ask(self, question: Any) -> Any:
+        """Ask, and wait for the answer."""
         self.send(Asked(question))
         return self.receive()
 
@@ -126,7 +130,7 @@ def _work(make: Callable[[], Worker[Any, Any]], pipe: Connection, threads: int) 
     import torch
 
     torch.set_num_threads(threads)
-    channel = _PipeChannel(pipe)
+    channel = PipeChannel(pipe)
     made = outcome_of(make)
     if isinstance(made, Failed):
         channel.send(made)

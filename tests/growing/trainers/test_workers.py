@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -10,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import nn
 
+from esper.growing.ranks import Ranks
 from esper.growing.trainers import workers as module
-from esper.growing.trainers.choose import gpus
+from esper.growing.trainers.choose import gpus, trainer_for
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Running
 from esper.growing.trainers.messages import Assignment, Ended, Position, Stop, Want
@@ -27,13 +28,12 @@ from esper.growing.trainers.process_transport import ProcessTransport
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import (
     Forms,
-    OutcomeForm,
     describe_network,
-    read_tensors,
     rebuild_network,
+    tensor_bytes,
 )
 from esper.growing.trainers.task import Task
-from esper.growing.trainers.workers import WorkerTrainer, workers_for
+from esper.growing.trainers.workers import WorkerTrainer
 from esper.jobs.messages import Died
 from esper.leyline.errors import EsperError
 from run_support import make_job, make_task, mlp, same, trained
@@ -82,7 +82,7 @@ class Crew:
 
         def endless() -> Iterator[Job]:
             number, known = 1000, self.trainer._workers
-            while not known or any(worker.heard == worker.began for worker in known.values()):
+            while not known or not all(worker.wants or worker.held for worker in known.values()):
                 number += 1
                 yield make_job(number, folder, 30)
 
@@ -121,10 +121,11 @@ def jobs_in(folder: Path, count: int = 6, batches: int = 40) -> list[Job]:
 # ---- without a worker ------------------------------------------------------------------------
 
 
-def test_short_searches_and_single_cores_have_no_workers():
-    assert workers_for(19.0, 16) == 0
-    assert workers_for(20.0, 16) == 15
-    assert workers_for(1e6, 1) == 0
+@pytest.mark.parametrize(("seconds", "cores", "workers"), [(19, 16, 0), (20, 16, 15), (1e6, 1, 0)])
+def test_short_searches_and_single_cores_have_no_workers(monkeypatch, seconds, cores, workers):
+    monkeypatch.setattr("esper.growing.trainers.choose._cores", lambda: cores)
+    monkeypatch.setattr("esper.growing.trainers.choose.free_bytes", lambda device: math.inf)
+    assert trainer_for(make_task(), seconds, Ranks()).at_once == 1 + workers
 
 
 def test_a_gpu_without_a_number_means_all_of_them(monkeypatch):
@@ -209,7 +210,7 @@ def test_a_run_with_threads_of_its_own_is_trained_here_beside_the_worker(tmp_pat
     assert sorted(found) == [0, 1, 2]
     assert seen[1] == {2}
     assert all(threads == {1} for number, threads in seen.items() if number != 1)
-    assert 1 not in [one.number for one in transport.sent if isinstance(one, Assignment)]
+    assert 1 not in [one.job.number for one in transport.sent if isinstance(one, Assignment)]
     assert torch.get_num_threads() == before
 
 
@@ -217,7 +218,7 @@ def test_threads_and_generators_are_the_users_between_runs(tmp_path):
     before, state = torch.get_num_threads(), torch.get_rng_state()
     torch.set_num_threads(2)
     try:
-        for _ in WorkerTrainer(make_task(), 0, threads=1).train(
+        for _ in WorkerTrainer(make_task(), 0).train(
             iter(jobs_in(tmp_path, 2)), lambda running: False
         ):
             assert torch.get_num_threads() == 2
@@ -290,11 +291,11 @@ class Pretended:
 
     def _end(self, worker: int, cut: bool) -> None:
         sent = next(one for one in reversed(self.sent) if isinstance(one, Assignment))
-        build = partial(rebuild_network, sent.network, read_tensors(sent.values))
-        recipe = replace(sent.recipe, batches=2) if cut else sent.recipe
-        job = Job(sent.number, build, recipe, sent.seed)
+        recipe = replace(sent.job.recipe, batches=2) if cut else sent.job.recipe
+        job = replace(sent.job, recipe=recipe, checkpoint=None)
         (found,) = EagerTrainer(self.task).train(iter([job]), lambda running: False)
-        self.messages += [(worker, Ended(OutcomeForm.of(replace(found, score=-1.0)))),
+        self.messages += [(worker, Ended(replace(found, score=-1.0, weights={}),
+                                         tensor_bytes(found.weights))),
                           (worker, Want(idle=True))]  # fmt: skip
 
     def receive(self, seconds: float) -> list[tuple[int, Any]]:
@@ -430,10 +431,10 @@ def test_a_run_whose_workers_die_three_times_is_one_line(tmp_path):
     seen: set[int] = set()
 
     def kill(running) -> bool:
-        pid = crew.transport.pid(0)
-        if len(running) == 2 and pid not in seen:
-            seen.add(pid)
-            os.kill(pid, signal.SIGKILL)
+        process = crew.transport._processes.get(0)  # one that has ended is replaced in a moment
+        if len(running) == 2 and process is not None and process.pid not in seen:
+            seen.add(process.pid)
+            process.kill()
         return False
 
     endless = (make_job(number, tmp_path, 10**6) for number in range(2))

@@ -99,7 +99,6 @@ def test_the_size_is_known_before_the_trace(name: str):
     sample = found.host.inputs.batch(example(name), 1)
     macs = count_training_macs(network, lambda: found.host.inputs.call(network, sample))
     assert found.size == Size(count_parameters(network), *macs)
-    assert found.given.macs < found.size.macs
 
 
 def test_several_factors_give_what_each_gives_alone():

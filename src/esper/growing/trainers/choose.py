@@ -14,13 +14,17 @@ from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Trainer
 from esper.growing.trainers.shipping import task_form
 from esper.growing.trainers.task import Task
-from esper.growing.trainers.workers import START_SECONDS, WORTH_SECONDS, WorkerTrainer, workers_for
+from esper.growing.trainers.workers import WorkerTrainer
 from esper.jobs.ray_token import send_token
 from esper.jobs.settings import LOCAL, JobSettings
 from esper.leyline.errors import EsperError
 
 WORKER_BYTES: Final = 2**30
 """Memory that a worker may need."""
+START_SECONDS: Final = 10.0
+"""After so many seconds a search that may take any time is given workers."""
+WORTH_SECONDS: Final = 20.0
+"""Searches that are shorter end before workers have paid for their start."""
 
 
 def trainer_for(
@@ -41,11 +45,10 @@ def trainer_for(
         return process_trainer(task)
     if task.device.type != "cpu":
         devices = gpus(task.device)
-        several = len(devices) > 1 and task_form(task)[0] is not None
-        if several:
-            return WorkerTrainer(task, trains=False, devices=devices)
-        return process_trainer(task)
-    count = min(workers_for(seconds, _cores()), _room(task))
+        if len(devices) == 1 or task_form(task)[0] is None:
+            return process_trainer(task)
+        return WorkerTrainer(task, trains=False, devices=devices)
+    count = min(_cores() - 1, int(min(free_bytes(task.device) / WORKER_BYTES, 1024)))
     # How long a search without a limit takes shows when it has taken long.
     after = START_SECONDS if math.isinf(seconds) else 0.0
     return WorkerTrainer(task, count, after=after)  # one thread, also without workers: same bits
@@ -57,7 +60,7 @@ def gpus(device: torch.device) -> tuple[str, ...]:
     return tuple(f"{device.type}:{index}" for index in range(count)) or (str(device),)
 
 
-def _on_ray(task: Task, jobs: JobSettings, threads: int = 1) -> Trainer:
+def _on_ray(task: Task, jobs: JobSettings) -> Trainer:
     """Workers on a cluster; this process trains only what they cannot."""
     form, note = task_form(task)
     if form is None:
@@ -66,14 +69,9 @@ def _on_ray(task: Task, jobs: JobSettings, threads: int = 1) -> Trainer:
     send_token()
     from esper.growing.trainers.ray_transport import RayTransport
 
-    transport = RayTransport(task, jobs, threads)
+    transport = RayTransport(task, jobs)
     count = jobs.processes if jobs.processes > 1 else max(1, transport.cpus)
-    return WorkerTrainer(task, count, threads, trains=False, transport=transport)
-
-
-def _room(task: Task) -> int:
-    """Workers that fit into memory."""
-    return int(min(free_bytes(task.device) / WORKER_BYTES, 1024))
+    return WorkerTrainer(task, count, trains=False, transport=transport)
 
 
 def _cores() -> int:

@@ -6,11 +6,13 @@ Besides these a worker says `Failed`, and its transport `Died` (`esper.jobs.mess
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from esper.growing.runs import Recipe
-from esper.growing.trainers.job import Running
-from esper.growing.trainers.shipping import NetworkForm, OutcomeForm, TaskForm
+from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.shipping import TaskForm
+
+THREADS: Final = 1
+"""Of every process: results do not depend on which of them trains a run."""
 
 # ---- to a worker ---------------------------------------------------------------------------------
 
@@ -23,25 +25,17 @@ class Setup:
     block: int | None
     """Descriptor of the file of the samples; None: they come with the worker."""
     device: str
-    threads: int
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A run to train."""
 
-    number: int
-    network: NetworkForm
-    values: bytes
-    recipe: Recipe
-    seed: int
-    every: float
-    """Seconds after which it is judged on the way."""
-    checkpoint: str | None
-    """File of its state under way, on this machine; empty: its content travels; None: it has
-    none."""
+    job: Job
+    travels: bool = False
+    """Whether the file of its state under way is on another machine: its content is sent."""
     state: bytes | None = None
-    """Content of that file."""
+    """That content, if there is some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,9 @@ class Saved:
 class Ended:
     """What became of a run, or how it was judged on the way."""
 
-    form: OutcomeForm
+    outcome: Outcome
+    """Without its weights."""
+    weights: bytes
 
 
 class Transport(Protocol):

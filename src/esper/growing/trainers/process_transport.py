@@ -15,7 +15,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
-from esper.growing.trainers.messages import Setup
+from esper.growing.trainers.messages import THREADS, Setup
 from esper.jobs.messages import Died
 from esper.jobs.processes import interrupts_blocked
 
@@ -42,7 +42,7 @@ class ProcessTransport:
             f"main({theirs.fileno()}, {os.getpid()})"
         )
         shared = [theirs.fileno(), *([] if setup.block is None else [setup.block])]
-        environment = os.environ | {"OMP_NUM_THREADS": str(setup.threads)}
+        environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
         nowhere = subprocess.DEVNULL
         with interrupts_blocked():  # Ctrl-C is for the search, which says what to do
             self._processes[worker] = subprocess.Popen(

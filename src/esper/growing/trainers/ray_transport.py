@@ -18,8 +18,8 @@ from ray.exceptions import RayError
 
 import esper
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.messages import Setup
-from esper.growing.trainers.shipping import data_form, data_pieces, together
+from esper.growing.trainers.messages import THREADS, Setup
+from esper.growing.trainers.shipping import data_pieces, data_tensors, together
 from esper.growing.trainers.task import Task
 from esper.growing.trainers.worker_process import Worker
 from esper.jobs.ray_workers import connect, death, other_version, require_resources
@@ -34,21 +34,18 @@ class RayTransport:
 
     remote = True
 
-    def __init__(self, task: Task, settings: JobSettings, threads: int) -> None:
+    def __init__(self, task: Task, settings: JobSettings) -> None:
         """Connect, and put the samples into the store; a Ray of the user's own is joined."""
         assert isinstance(task.train, Samples)  # streams are not sent
         gpus = 1.0 if task.device.type == "cuda" else 0.0
-        self._resources = {
-            "num_cpus": float(threads) if settings.job_cpus is None else settings.job_cpus,
-            "num_gpus": gpus if settings.job_gpus is None else settings.job_gpus,
-        }
+        self._resources = {"num_cpus": float(THREADS), "num_gpus": gpus}
         self._joined = ray.is_initialized()
         if not self._joined:
             connect(settings)
         try:
             require_resources(self._resources)
-            self.cpus = int(ray.cluster_resources().get("CPU", 1.0) // max(1, threads))
-            self._block = ray.put(together(list(data_pieces(data_form(task.train, task.val)[1]))))
+            self.cpus = int(ray.cluster_resources().get("CPU", 1.0))
+            self._block = ray.put(together(data_pieces(data_tensors(task.train, task.val))))
         except BaseException:
             self._leave()
             raise
@@ -115,29 +112,21 @@ class RayTransport:
 # ---- in the cluster ----------------------------------------------------------------------------
 
 
-class _QueueLink:
-    """A worker's end: queues that the actor's calls fill and empty."""
-
-    def __init__(self) -> None:
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.send, self.receive = self.outbox.put, self.inbox.get
-
-
 class RayRuns:
     """Actor that trains runs."""
 
     def __init__(self, block: Any, version: str) -> None:
         """`block`: the samples; `version`: of the search's esper."""
-        self._link = _QueueLink()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._early: dict[int, Any] = {}
         self._next, self._lock = 0, threading.Lock()
         if version != esper.__version__:
-            self._link.send(other_version(version))
+            self._outbox.put(other_version(version))
             return
         with warnings.catch_warnings(action="ignore"):  # the store is read-only, and so are we
             samples = torch.from_numpy(block)
-        worker = Worker(self._link)
+        worker = Worker(self._outbox.put, self._inbox.get)
         threading.Thread(target=worker.serve, args=(samples,), daemon=True).start()
 
     def put(self, number: int, message: Any) -> None:
@@ -145,15 +134,15 @@ class RayRuns:
         with self._lock:
             self._early[number] = message
             while self._next in self._early:
-                self._link.inbox.put(self._early.pop(self._next))
+                self._inbox.put(self._early.pop(self._next))
                 self._next += 1
 
     def take(self) -> list[Any]:
         """Messages for the search; waits for the first."""
         found: list[Any] = []
         try:
-            found.append(self._link.outbox.get(timeout=ASK_SECONDS))
+            found.append(self._outbox.get(timeout=ASK_SECONDS))
             while True:
-                found.append(self._link.outbox.get_nowait())
+                found.append(self._outbox.get_nowait())
         except queue.Empty:
             return found

@@ -126,7 +126,15 @@ def choose_units(network: nn.Module, calls: Calls, small: int = SMALL) -> list[n
     total = _size(network)
     if total <= small:
         return []
-    alone = _Owners(network)
+    owners: dict[int, set[nn.Module]] = {}
+    for part in network.modules():
+        for param in part.parameters(recurse=False):
+            owners.setdefault(id(param), set()).add(part)
+
+    def alone(part: nn.Module) -> bool:
+        """Whether all parameters of a part are its own, and of no other part."""
+        inside = set(part.modules())
+        return all(owners[id(param)] <= inside for param in part.parameters())
 
     def units(part: nn.Module) -> list[nn.Module]:
         if (size := _size(part)) * CRUMBS < total:
@@ -139,20 +147,6 @@ def choose_units(network: nn.Module, calls: Calls, small: int = SMALL) -> list[n
         return [unit for child in part.children() for unit in units(child)]
 
     return list(dict.fromkeys(parts(network)))
-
-
-class _Owners:
-    """Says whether all parameters of a part are its own, and of no other part."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._owners: dict[int, set[nn.Module]] = {}
-        for part in network.modules():
-            for param in part.parameters(recurse=False):
-                self._owners.setdefault(id(param), set()).add(part)
-
-    def __call__(self, part: nn.Module) -> bool:
-        inside = set(part.modules())
-        return all(self._owners[id(param)] <= inside for param in part.parameters())
 
 
 def _size(part: nn.Module) -> int:

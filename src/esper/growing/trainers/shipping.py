@@ -10,7 +10,7 @@ import io
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType
 from typing import IO, Any, Final
 
@@ -20,16 +20,13 @@ from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.job import Outcome
-from esper.growing.trainers.task import Task
+from esper.growing.trainers.task import ScalarLoss, Task
 from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.plain_saves.describe import describe, same_outputs
 from esper.kasmina.plain_saves.rebuild import rebuild
 from esper.kasmina.plain_saves.records import GraphRecord
 from esper.kasmina.tracing import Inputs
-from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
-from esper.tasks.metric_forms import Kept, Metric
 
 ALIGNED: Final = 64
 """Bytes: where tensors start in memory, as those that torch allocates."""
@@ -87,18 +84,18 @@ def _view(block: Tensor, place: _Place) -> Tensor:
     return piece.view(place.dtype).view(place.shape)
 
 
-def data_form(train: Samples, val: Samples) -> tuple[DataForm, list[Tensor]]:
-    """Where samples go, and the tensors in that order."""
-    first, tensors = 0, []
-    parts: list[tuple[_Place, ...]] = []
-    for part in (train, val):
-        places = []
-        for value in (*part.values, part.targets):
-            places.append(_Place(value.dtype, tuple(value.shape), first, value.nbytes))
-            tensors.append(value)
-            first += -(-value.nbytes // ALIGNED) * ALIGNED
-        parts.append(tuple(places))
-    return DataForm(parts[0], parts[1], first), tensors
+def data_tensors(train: Samples, val: Samples) -> list[Tensor]:
+    """The tensors of samples in the order of `DataForm`."""
+    return [*train.values, train.targets, *val.values, val.targets]
+
+
+def _data_form(train: Samples, val: Samples) -> DataForm:
+    first, places = 0, list[_Place]()
+    for value in data_tensors(train, val):
+        places.append(_Place(value.dtype, tuple(value.shape), first, value.nbytes))
+        first += -(-value.nbytes // ALIGNED) * ALIGNED
+    count = len(train.values) + 1
+    return DataForm(tuple(places[:count]), tuple(places[count:]), first)
 
 
 def data_pieces(tensors: Iterable[Tensor]) -> Iterable[memoryview]:
@@ -123,6 +120,11 @@ def write_block(tensors: Iterable[Tensor]) -> IO[bytes]:
     return file
 
 
+def together(pieces: Iterable[memoryview]) -> Any:
+    """Pieces as one array, for transports that send no files."""
+    return np.frombuffer(b"".join(pieces), dtype=np.uint8)
+
+
 def read_block(descriptor: int, size: int) -> Tensor:
     """Map such a file into memory: workers of one machine hold it once."""
     return torch.from_file(f"/dev/fd/{descriptor}", shared=False, size=size, dtype=torch.uint8)
@@ -142,29 +144,13 @@ class _KnownOnly(pickle.Pickler):
         return NotImplemented
 
 
-def shipped(value: object) -> bytes | None:
-    """A value for a worker; None if it needs code of the user's."""
-    held = io.BytesIO()
+def _can_be_sent(value: object) -> bool:
+    """Whether a worker can be sent a value: it needs no code of the user's."""
     try:
-        _KnownOnly(held).dump(value)
+        _KnownOnly(io.BytesIO()).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError):  # closures, lambdas, locks
-        return None
-    return held.getvalue()
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Unjudged(Metric):
-    """Stands for a metric of the user's in a worker: the search judges what comes back."""
-
-    name: str = "unjudged"
-
-    def keep(self, outputs: Tensor, targets: Tensor) -> Kept:
-        """Nothing."""
-        return outputs.new_zeros(outputs.shape[:2])
-
-    def values(self, kept_N: Kept, targets: Tensor, count_WN: Doubles) -> Doubles:
-        """Not known."""
-        return np.full(len(count_WN), np.nan)
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +158,9 @@ class TaskForm:
     """A task without its samples."""
 
     inputs: Inputs
-    loss: bytes
-    metric: bytes
+    loss: ScalarLoss
+    metric: Any
+    """None: only the search has it, and judges what comes back."""
     amp: bool
     data: DataForm
     switches: tuple[Any, ...]
@@ -184,9 +171,9 @@ class TaskForm:
             setter(value)
         train, val = self.data.samples(block)
         place = torch.device(device)
-        # The bytes are those of our own search, through a pipe that nobody else can write to.
-        loss, metric = pickle.loads(self.loss), pickle.loads(self.metric)
-        return Task(self.inputs, train.to(place), val.to(place), loss, metric, place, self.amp)
+        return Task(
+            self.inputs, train.to(place), val.to(place), self.loss, self.metric, place, self.amp
+        )
 
 
 def _set_mkldnn(on: bool) -> None:
@@ -208,14 +195,12 @@ def task_form(task: Task) -> tuple[TaskForm | None, str]:
         return None, "a stream is read by one process"
     if task.own.given:
         return None, f"{task.own.given[0]}= of your own is computed in one process"
-    loss = shipped(task.loss)
-    if loss is None:
+    if not _can_be_sent(task.loss):
         return None, "a loss of your own is computed in one process"
-    metric = shipped(task.metric) or shipped(Unjudged())
-    assert metric is not None
-    data, _ = data_form(task.train, task.val)
+    data = _data_form(task.train, task.val)
     switches = tuple(read() for _, read in _SWITCHES)
-    return TaskForm(task.inputs, loss, metric, task.amp, data, switches), ""
+    metric = task.metric if _can_be_sent(task.metric) else None
+    return TaskForm(task.inputs, task.loss, metric, task.amp, data, switches), ""
 
 
 # ---- networks ------------------------------------------------------------------------------------
@@ -271,6 +256,11 @@ def rebuild_network(form: NetworkForm, values: Mapping[str, Tensor]) -> nn.Modul
     return network
 
 
+def rebuilt(form: NetworkForm, content: bytes) -> nn.Module:
+    """The same of values in one piece."""
+    return rebuild_network(form, read_tensors(content))
+
+
 def _sort(held: dict[str, Any], order: Mapping[str, int], prefix: str) -> None:
     items = sorted(held.items(), key=lambda item: order.get(prefix + item[0], len(order)))
     held.clear()
@@ -308,28 +298,3 @@ class Forms:
         except Exception:  # whatever a network raises: it will again where it is trained
             return False
         return same_outputs(one, two)
-
-
-# ---- outcomes ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeForm:
-    """What became of a run, its weights in one piece."""
-
-    outcome: Outcome
-    weights: bytes
-
-    @staticmethod
-    def of(outcome: Outcome) -> OutcomeForm:
-        """For the search."""
-        return OutcomeForm(replace(outcome, weights={}), tensor_bytes(outcome.weights))
-
-    def read(self) -> Outcome:
-        """As the trainer of the worker returned it."""
-        return replace(self.outcome, weights=read_tensors(self.weights))
-
-
-def together(pieces: Iterable[memoryview]) -> Any:
-    """Pieces as one array, for transports that send no files."""
-    return np.frombuffer(b"".join(pieces), dtype=np.uint8)

@@ -11,11 +11,31 @@ import queue
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from esper.growing.trainers.in_process import process_trainer
+from esper.growing.trainers.job import Job, Outcome, Running, Trainer
+from esper.growing.trainers.messages import (
+    THREADS,
+    Assignment,
+    Ended,
+    NoMore,
+    Position,
+    Saved,
+    Stop,
+    Want,
+)
+from esper.growing.trainers.shipping import read_block, tensor_bytes
+from esper.jobs.messages import Failed, outcome_of
+from esper.jobs.processes import PipeChannel
 
 BEAT_SECONDS: Final = 0.25
 """How often a worker says where its runs are."""
@@ -23,87 +43,37 @@ LOOK_SECONDS: Final = 1.0
 """How often it looks whether the process of the search is still there."""
 
 
-class Link(Protocol):
-    """A worker's end of a transport."""
-
-    def send(self, message: Any) -> None:
-        """Send a message; from any thread."""
-        ...
-
-    def receive(self) -> Any:
-        """Wait for a message."""
-        ...
-
-
-class PipeLink:
-    """A pipe to the process that started this one."""
-
-    def __init__(self, descriptor: int, parent: int) -> None:
-        self._pipe, self._parent = Connection(descriptor), parent
-        self._lock = threading.Lock()
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        """End with the search; a process that it forked may hold its end of the pipe open."""
-        while os.getppid() == self._parent:
-            time.sleep(LOOK_SECONDS)
-        os._exit(0)
-
-    def send(self, message: Any) -> None:
-        """Send a message."""
-        try:
-            with self._lock:
-                self._pipe.send(message)
-        except OSError:
-            os._exit(1)  # nobody is left to take what this process trains
-
-    def receive(self) -> Any:
-        """Wait for a message; ends the process if none can come any more."""
-        try:
-            return self._pipe.recv()
-        except (EOFError, OSError):
-            os._exit(0)
-
-
 class Worker:
-    """Trains runs as they come through a link."""
+    """Trains runs as messages ask for it."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, send: Callable[[Any], None], receive: Callable[[], Any]) -> None:
+        """`send`: sends a message, from any thread; `receive`: waits for one."""
+        self._send, self._receive = send, receive
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._running: tuple[Any, ...] = ()
+        self._running: tuple[Running, ...] = ()
         self._remote: dict[int, tuple[Path, int]] = {}
         """Files of runs whose state travels, and which version of each was sent."""
         self._sending = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def serve(self, block: Any = None) -> None:
+    def serve(self, block: Tensor | None = None) -> None:
         """Train until the search ends; `block`: the samples, if they are in no file."""
-        setup = self._inbox.get()
-        try:
-            trainer = self._open(setup, block)
-        except Exception as error:
-            self._link.send(_failure(error))
+        opened = outcome_of(partial(self._open, block))
+        if isinstance(opened, Failed):
+            self._send(opened)
             return
         threading.Thread(target=self._beat, daemon=True).start()
         with tempfile.TemporaryDirectory(prefix="esper-worker-") as folder:
             while True:
-                jobs = self._jobs(Path(folder))
-                try:
-                    for outcome in trainer.train(jobs, self._tick):
-                        self._ended(outcome)
-                except Exception as error:
-                    self._link.send(_failure(error))
+                done = outcome_of(partial(self._train, opened.result, Path(folder)))
+                if isinstance(done, Failed):
+                    self._send(done)
                 self._running = ()
 
-    def _open(self, setup: Any, block: Any) -> Any:
-        import torch
-
-        from esper.growing.trainers.in_process import process_trainer
-        from esper.growing.trainers.shipping import read_block
-
-        torch.set_num_threads(setup.threads)
+    def _open(self, block: Tensor | None) -> Trainer:
+        setup = self._inbox.get()
+        torch.set_num_threads(THREADS)
         if setup.block is not None:
             block = read_block(setup.block, setup.task.data.bytes)
         return process_trainer(setup.task.task(block, setup.device))
@@ -111,10 +81,8 @@ class Worker:
     # ---- threads --------------------------------------------------------------------------
 
     def _read(self) -> None:
-        from esper.growing.trainers.messages import Assignment, Stop
-
         while True:
-            message = self._link.receive()
+            message = self._receive()
             if isinstance(message, Stop):
                 self._stop.set()
                 continue
@@ -123,93 +91,78 @@ class Worker:
             self._inbox.put(message)
 
     def _beat(self) -> None:
-        from esper.growing.trainers.messages import Position
-
         while True:
             time.sleep(BEAT_SECONDS)
-            self._link.send(Position(self._running))
+            self._send(Position(self._running))
             self._send_states()
 
     def _send_states(self) -> None:
         """Send checkpoints that are new; one is replaced as a whole, so it can be read any time."""
-        from esper.growing.trainers.messages import Saved
-
         with self._sending:
             for number, (path, version) in list(self._remote.items()):
                 if path.exists() and path.stat().st_mtime_ns != version:
                     self._remote[number] = path, path.stat().st_mtime_ns
-                    self._link.send(Saved(number, path.read_bytes()))
+                    self._send(Saved(number, path.read_bytes()))
 
     # ---- training -------------------------------------------------------------------------
 
-    def _tick(self, running: Sequence[Any]) -> bool:
+    def _train(self, trainer: Trainer, folder: Path) -> None:
+        for outcome in trainer.train(self._jobs(folder), self._tick):
+            self._ended(outcome)
+
+    def _tick(self, running: Sequence[Running]) -> bool:
         self._running = tuple(running)
         return self._stop.is_set()
 
-    def _jobs(self, folder: Path) -> Iterator[Any]:
+    def _jobs(self, folder: Path) -> Iterator[Job]:
         """Runs, as the trainer has room for them."""
-        from esper.growing.trainers.messages import NoMore, Want
-
         idle = True
         while True:
-            self._link.send(Want(idle))
+            self._send(Want(idle))
             message = self._inbox.get()
             if isinstance(message, NoMore):
                 return
             idle = False
             yield self._job(message, folder)
 
-    def _job(self, message: Any, folder: Path) -> Any:
-        from esper.growing.trainers.job import Job, Running
-        from esper.growing.trainers.shipping import read_tensors, rebuild_network
+    def _job(self, message: Assignment, folder: Path) -> Job:
+        job = message.job
+        if message.travels:
+            job = replace(job, checkpoint=self._travelling(message, folder))
+        self._running = (*self._running, Running(job.number, 0, job.recipe.batches))
+        return job
 
-        path = None if message.checkpoint is None else Path(message.checkpoint)
-        if message.checkpoint == "":
-            path = self._travelling(message, folder)
-        self._running = (*self._running, Running(message.number, 0, message.recipe.batches))
-
-        def build() -> Any:
-            return rebuild_network(message.network, read_tensors(message.values))
-
-        every = message.every
-        return Job(message.number, build, message.recipe, message.seed, path, every=every)
-
-    def _travelling(self, message: Any, folder: Path) -> Path:
+    def _travelling(self, message: Assignment, folder: Path) -> Path:
         """File of a run whose state is kept by the search, on another machine."""
-        path, version = folder / f"{message.number}.safetensors", 0
+        path, version = folder / f"{message.job.number}.safetensors", 0
         path.unlink(missing_ok=True)
         if message.state is not None:
             path.write_bytes(message.state)
             version = path.stat().st_mtime_ns
         with self._sending:
-            self._remote[message.number] = path, version
+            self._remote[message.job.number] = path, version
         return path
 
-    def _ended(self, outcome: Any) -> None:
-        from esper.growing.trainers.messages import Ended
-        from esper.growing.trainers.shipping import OutcomeForm
-
-        if outcome.under_way:
-            self._link.send(Ended(OutcomeForm.of(outcome)))
-            return
-        self._send_states()
-        with self._sending:
-            path, _ = self._remote.pop(outcome.number, (None, 0))
-        if path is not None:
-            path.unlink(missing_ok=True)
-        self._running = tuple(r for r in self._running if r.number != outcome.number)
-        self._link.send(Ended(OutcomeForm.of(outcome)))
-
-
-def _failure(error: Exception) -> Any:
-    from esper.jobs.messages import Failed
-    from esper.leyline.errors import EsperError
-
-    if isinstance(error, EsperError):
-        return Failed(str(error), refused=True)
-    return Failed("".join(traceback.format_exception(error)), refused=False)
+    def _ended(self, outcome: Outcome) -> None:
+        if not outcome.under_way:
+            self._send_states()
+            with self._sending:
+                path, _ = self._remote.pop(outcome.number, (None, 0))
+            if path is not None:
+                path.unlink(missing_ok=True)
+            self._running = tuple(r for r in self._running if r.number != outcome.number)
+        self._send(Ended(replace(outcome, weights={}), tensor_bytes(outcome.weights)))
 
 
 def main(descriptor: int, parent: int) -> None:
     """Work for the process that started this one, through a pipe."""
-    Worker(PipeLink(descriptor, parent)).serve()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    channel = PipeChannel(Connection(descriptor))
+    Worker(channel.send, channel.receive).serve()
+
+
+def _end_with(parent: int) -> None:
+    """End with the search; a process that it forked may hold its end of the pipe open."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_SECONDS)
+    os._exit(0)

@@ -1,7 +1,7 @@
 """Trains runs in several processes: this one at once, others as they become ready.
 
-Every process takes runs from the same queue, one at a time on a CPU, and all compute with the same
-number of threads, so that results are those of one process bit for bit. With several GPUs each has
+Every process takes runs from the same queue, one at a time on a CPU, and all compute with one
+thread, so that results are those of one process bit for bit. With several GPUs each has
 a worker, and this process trains only what cannot be sent to one.
 """
 
@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import IO, Any, Final
 
 import torch
@@ -27,6 +28,7 @@ from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from esper.growing.trainers.kind import PLAIN
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.messages import (
+    THREADS,
     Assignment,
     Ended,
     NoMore,
@@ -41,8 +43,9 @@ from esper.growing.trainers.process_transport import ProcessTransport
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.shipping import (
     Forms,
-    data_form,
-    shipped,
+    data_tensors,
+    read_tensors,
+    rebuilt,
     task_form,
     tensor_bytes,
     write_block,
@@ -54,33 +57,15 @@ from esper.storage.atomic import write_atomic
 
 SLICE_SECONDS: Final = 0.02
 """How long this process trains before it looks after its workers."""
-SILENT_SECONDS: Final = 60.0
-"""A worker that has been silent for so long is given up."""
 TRIES: Final = 3
 """How often a run is started whose worker dies, and a worker that dies before it has one."""
-START_SECONDS: Final = 10.0
-"""After so many seconds a search that may take any time is given workers."""
-WORTH_SECONDS: Final = 20.0
-"""Searches that are shorter end before workers have paid for their start."""
-
-
-def workers_for(seconds: float, cores: int) -> int:
-    """Worker processes besides the calling one for a search of so many seconds.
-
-    >>> workers_for(10.0, 8), workers_for(60.0, 8), workers_for(60.0, 1)
-    (0, 7, 0)
-    """
-    return max(0, cores - 1) if seconds >= WORTH_SECONDS else 0
 
 
 @dataclass(slots=True)
 class _Worker:
     """What is known of a worker."""
 
-    began: float
-    heard: float
-    """When it last said something, or was started."""
-    held: dict[int, tuple[Job, Assignment]] = field(default_factory=dict)
+    held: dict[int, Job] = field(default_factory=dict)
     running: tuple[Running, ...] = ()
     wants: Want | None = None
 
@@ -101,7 +86,7 @@ class _Queue:
         self._ahead: deque[Job] = deque()
         self.own: deque[Job] = deque()
         """Jobs whose networks cannot be sent to a worker."""
-        self.again: deque[tuple[Job, Assignment]] = deque()
+        self.again: deque[Job] = deque()
         """Jobs of workers that have died."""
 
     def take(self) -> Job | None:
@@ -126,7 +111,6 @@ class WorkerTrainer:
         self,
         task: Task,
         count: int = 0,
-        threads: int = 1,
         *,
         after: float = 0.0,
         trains: bool = True,
@@ -139,7 +123,7 @@ class WorkerTrainer:
         trains: whether this process trains whatever comes, or only what workers cannot.
         devices: of workers, one each, in place of `count`.
         """
-        self.task, self._threads = task, threads
+        self.task = task
         self._devices = tuple(devices) or (str(task.device),) * count
         self._trains = trains or not self._devices
         self._count = len(self._devices)
@@ -152,7 +136,7 @@ class WorkerTrainer:
         if task.device.type == "cpu":
             keep_freed_memory()  # activations of one batch are those of the next
         self._after, self._began = after, math.inf
-        self._own_metric = self._form is not None and shipped(task.metric) is None
+        self._own_metric = self._form is not None and self._form.metric is None
         self._forms = Forms(task)
         self._kinds = Kinds(task) if task.device.type == "cuda" else None
         self._workers: dict[int, _Worker] = {}
@@ -196,13 +180,13 @@ class WorkerTrainer:
         if job is None and self._trains:
             job = waiting.take()
             if job is None and waiting.again and not self._workers:
-                job, _ = waiting.again.popleft()
+                job = waiting.again.popleft()
         if job is None:
             return None
         with self._computing():
             network = job.build()
             if self._form is not None and self._forms.describe(network) is not None:
-                return self._own_run(job, network, job.threads or self._threads)
+                return self._own_run(job, network, job.threads or THREADS)
         # No other process would train it, so nothing is gained by computing as they do.
         self.at_once = self.cores = 1
         threads = torch.get_num_threads()
@@ -230,10 +214,10 @@ class WorkerTrainer:
             return [run.cut()]
 
     @contextmanager
-    def _computing(self, threads: int | None = None) -> Iterator[None]:
+    def _computing(self, threads: int = THREADS) -> Iterator[None]:
         """Compute as the workers do; the user's generators and threads stay as they are."""
         before = torch.get_num_threads()
-        torch.set_num_threads(threads or self._threads)
+        torch.set_num_threads(threads)
         try:
             with forked_rng(0, self.task.device), deterministic_kernels(self.task.device):
                 yield
@@ -270,17 +254,14 @@ class WorkerTrainer:
     def _start(self, number: int) -> None:
         assert self._form is not None
         block = None if self._transport.remote else self._shared().fileno()
-        self._transport.start(
-            number, Setup(self._form, block, self._devices[number], self._threads)
-        )
-        now = time.monotonic()
-        self._workers[number] = _Worker(now, now)
+        self._transport.start(number, Setup(self._form, block, self._devices[number]))
+        self._workers[number] = _Worker()
 
     def _shared(self) -> IO[bytes]:
         """The file of the samples."""
         if self._block is None:
             assert isinstance(self.task.train, Samples)  # there is a form
-            self._block = write_block(data_form(self.task.train, self.task.val)[1])
+            self._block = write_block(data_tensors(self.task.train, self.task.val))
         return self._block
 
     def _answer(self, waiting: _Queue, stopped: bool) -> None:
@@ -290,49 +271,36 @@ class WorkerTrainer:
                 continue
             found = None if stopped else self._next(waiting)
             if found is not None:
-                worker.held[found[1].number] = found
-                worker.heard, worker.wants = time.monotonic(), None
-                self._transport.send(number, found[1])
+                job, sent = found
+                worker.held[job.number], worker.wants = job, None
+                self._transport.send(number, sent)
             elif not worker.wants.idle:
                 worker.wants = None
                 self._transport.send(number, NoMore())
 
     def _next(self, waiting: _Queue) -> tuple[Job, Assignment] | None:
         """A run that a worker can train."""
-        if waiting.again:
-            job, sent = waiting.again.popleft()
-            return job, replace(sent, state=self._state(job))
-        if waiting.own:
+        if waiting.own and not waiting.again:
             return None  # one at a time, for others may be of the same kind
-        job_or_none = waiting.take()
-        if job_or_none is None:
-            return None
-        job = job_or_none
-        if job.threads:  # of this process, whose threads are the cores of the others
-            waiting.own.append(job)
+        job = waiting.again.popleft() if waiting.again else waiting.take()
+        if job is None:
             return None
         with self._computing():
-            found = self._forms.describe(job.build())
-        if found is not None:
-            path, (form, values) = self._path(job), found
-            content = tensor_bytes(values)
-            return job, Assignment(
-                job.number, form, content, job.recipe, job.seed, job.every, path, self._state(job)
-            )
-        waiting.own.append(job)
-        return None
-
-    def _path(self, job: Job) -> str | None:
-        """File of its state under way, as a worker knows it."""
-        if job.checkpoint is None:
+            # Threads of its own are of this process: the cores of the others.
+            found = None if job.threads else self._forms.describe(job.build())
+        if found is None:
+            waiting.own.append(job)
             return None
-        return "" if self._transport.remote else str(job.checkpoint.absolute())
-
-    def _state(self, job: Job) -> bytes | None:
-        """What a run continues from, for a worker on another machine."""
-        if self._transport.remote and job.checkpoint is not None and job.checkpoint.exists():
-            return job.checkpoint.read_bytes()
-        return None
+        form, values = found
+        path, remote = job.checkpoint, self._transport.remote
+        sent = replace(
+            job,
+            build=partial(rebuilt, form, tensor_bytes(values)),
+            judged=job.judged and not self._own_metric,
+            checkpoint=None if path is None or remote else path.absolute(),
+        )
+        state = path.read_bytes() if remote and path is not None and path.exists() else None
+        return job, Assignment(sent, remote and path is not None, state)
 
     def _receive(self, waiting: _Queue, seconds: float) -> list[Outcome]:
         """Take in what workers say; returns runs that have ended, or were judged on the way."""
@@ -341,14 +309,12 @@ class WorkerTrainer:
             worker = self._workers.get(number)
             if worker is None:
                 continue
-            worker.heard = time.monotonic()
             if isinstance(message, Ended):
                 ended.append(self._ended(worker, message))
             elif isinstance(message, Died):
                 self._died(number, worker, message.reason, waiting)
             else:
                 self._note(worker, message)
-        self._end_silent(waiting)
         return ended
 
     def _note(self, worker: _Worker, message: Any) -> None:
@@ -357,19 +323,19 @@ class WorkerTrainer:
         elif isinstance(message, Want):
             worker.wants = message
         elif isinstance(message, Saved) and message.number in worker.held:
-            path = worker.held[message.number][0].checkpoint
+            path = worker.held[message.number].checkpoint
             assert path is not None  # else it would not have been saved
             write_atomic(path, message.state)
         elif isinstance(message, Failed):
             raise EsperError(message.text) if message.refused else RuntimeError(message.text)
 
     def _ended(self, worker: _Worker, message: Ended) -> Outcome:
-        outcome = message.form.read()
-        job, _ = worker.held[outcome.number]
+        outcome = replace(message.outcome, weights=read_tensors(message.weights))
+        job = worker.held[outcome.number]
         if not outcome.under_way:
             del worker.held[outcome.number]
             worker.running = tuple(one for one in worker.running if one.number != outcome.number)
-        return self._judged(job, outcome) if self._own_metric else outcome
+        return self._judged(job, outcome) if self._own_metric and job.judged else outcome
 
     def _judged(self, job: Job, outcome: Outcome) -> Outcome:
         """Judge a run by a metric that only this process has."""
@@ -388,25 +354,17 @@ class WorkerTrainer:
 
     # ---- deaths ---------------------------------------------------------------------------
 
-    def _end_silent(self, waiting: _Queue) -> None:
-        """Give up workers that say nothing; one of a cluster may wait for room before it starts."""
-        late = time.monotonic() - SILENT_SECONDS
-        for number, worker in list(self._workers.items()):
-            if worker.heard < late and (worker.held or not self._transport.remote):
-                self._transport.end(number)
-                self._died(number, worker, "its process says nothing any more", waiting)
-
     def _died(self, number: int, worker: _Worker, reason: str, waiting: _Queue) -> None:
         """Start the runs of a dead worker again, unless it was their last try."""
         del self._workers[number]
-        for run, (job, sent) in worker.held.items():
+        for run, job in worker.held.items():
             self._tries[run] += 1
             if self._tries[run] >= TRIES:
                 raise EsperError(
                     f"run {run}: {reason}, at {TRIES} of {TRIES} tries; what is finished is kept: "
                     f"use fewer workers, or a smaller batch size"
                 )
-            waiting.again.append((job, sent))
+            waiting.again.append(job)
         if not worker.held:
             self._stillborn[number] += 1
         if (

@@ -71,8 +71,6 @@ class ScaledModel:
     """Builds one with fresh weights, from torch's global generator."""
     size: Size
     """Counted while its code runs, before it is traced."""
-    given: Size
-    """Of the model as it was given, counted alike."""
     trace: Callable[[], HostTrace]
     """Traces it."""
 
@@ -160,7 +158,7 @@ class Scaling:
         """The model at its own width, with its own weights."""
         with kept_random_state(), plain_kernels():
             size = self._trained[1]
-        return ScaledModel(self._factory, size, size, self._tracer(self._factory))
+        return ScaledModel(self._factory, size, self._tracer(self._factory))
 
     def _tracer(self, factory: Factory) -> Callable[[], HostTrace]:
         return partial(trace_model, factory, self._example, self._slots, self._output)
@@ -210,7 +208,7 @@ class Scaling:
         def scaled() -> nn.Module:
             return plan.apply(factory().cpu(), initialisation)
 
-        return ScaledModel(scaled, size, self._trained[1], self._tracer(scaled))
+        return ScaledModel(scaled, size, self._tracer(scaled))
 
     def _derive(
         self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]
