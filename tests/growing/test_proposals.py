@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 from esper.growing.budget import Budget
-from esper.growing.ladder import AUGMENTED_EPOCHS, MAX_REFUSED, MIN_LONGER
+from esper.growing.ladder import (
+    AUGMENTED_EPOCHS,
+    MAX_REFUSED,
+    MAX_SMALLER,
+    MIN_LONGER,
+    SMALLER_SHARE,
+)
 from esper.growing.proposals import MAX_RUNS, MIN_BATCHES, RESTARTS
 from esper.growing.runs import Row, Table
 from search_support import RECIPE, FakeNetworks, ladder, row
@@ -246,8 +252,22 @@ GAINED = (run(0, 0.5), run(1, 0.7, FULL, variant=3), run(2, 0.6, variant=3))
 """The widest network has gained from length; the model was trained for a third of a full run."""
 
 
+def whole_finale(made, rows, batches: int = 400, count: int = 2) -> list[Row]:
+    def fitting(one: Row) -> int:
+        assert one.cost > 0, "its speed is not known without a size"
+        return batches
+
+    return made.finale(Table(tuple(rows)), fitting, count)
+
+
 def finale(made, rows, batches: int = 400, count: int = 2) -> list[Row]:
-    return made.finale(Table(tuple(rows)), lambda one: batches, count)
+    """Without smaller networks, for which the last run has made room."""
+    found = whole_finale(made, rows, batches, count)
+    long = [one for one in found if one.purpose == "finale"]
+    room = sum(one.recipe.batches for one in found[len(long) :])
+    if long and long[-1].recipe.batches + room == batches:
+        long[-1] = replace(long[-1], recipe=replace(long[-1].recipe, batches=batches))
+    return long
 
 
 def test_the_first_run_is_short_where_time_is_limited_and_others_need_a_third():
@@ -316,8 +336,51 @@ def test_the_model_is_trained_for_a_third_of_a_full_run_and_the_last_run_gives_i
     made = ladder(**TIMED)
     short = run(0, 0.5, FULL // 9), run(3, 0.4, FULL // 9, lr=0.03)
     rows = [*short, *GAINED[1:]]
-    found = finale(made, rows)
-    assert said(found) == [(1, 400), (1, 400 - SHORT // 4), (0, SHORT)]
-    assert found[-1].origin == "given"
+    *_, last = found = whole_finale(made, rows)
+    assert (last.purpose, last.origin) == ("reference", "given")
+    assert said([last]) == [(0, SHORT)]
+    assert sum(one.recipe.batches for one in found) == 2 * 400
     cut = replace(short[0], status="cut")
-    assert said(finale(made, [cut, *GAINED[1:]])) == [(1, 400), (1, 400)], "nothing is known of it"
+    found = whole_finale(made, [cut, *GAINED[1:]])
+    assert "reference" not in {one.purpose for one in found}, "nothing is known of it"
+
+
+def smaller(made, rows, batches: int = 400, count: int = 2) -> list[tuple[int, int | None, int]]:
+    """Sizes of the smaller networks of a finale, what they come from, and how long they last."""
+    found = whole_finale(made, rows, batches, count)
+    return [(one.params, one.parent, one.recipe.batches) for one in found
+            if one.purpose == "smaller"]  # fmt: skip
+
+
+def test_the_finale_has_a_network_of_half_the_size_of_a_quarter_and_so_on():
+    each = 75  # of 900 batches an eighth of two runs, for three sizes
+    given, worse, better = run(0, 0.5), run(3, 0.6, variant=2), run(4, 0.65, variant=2, lr=0.03)
+    rows = [given, *GAINED[1:], worse, better]
+    assert smaller(ladder(**TIMED), rows, 900) == [(50, 0, each), (200, 4, each), (100, 0, each)]
+    *_, small = whole_finale(ladder(**TIMED), rows, 400)
+    assert (small.variant, small.topology, small.recipe.lr) == (1, ("", ""), given.recipe.lr)
+    assert small.origin == "width", "not tried so far: by the recipe of the nearest"
+    two, one = [(50, 0, 56), (200, 4, 56)], [(50, 0, 100)]
+    assert smaller(ladder(**TIMED), rows, 450) == two, "half as long again as before, or none"
+    assert smaller(ladder(**TIMED), rows, 400) == one, "the least trained comes first"
+    assert smaller(ladder(**TIMED), rows, 900, count=1) == [], "one run has all of the time"
+    few = FakeNetworks(params=(100, 400))
+    both = [replace(one, variant=min(1, one.variant)) for one in GAINED]
+    assert smaller(ladder(few, **TIMED), both, 900) == [(100, 0, 3 * each)], "for itself"
+    assert smaller(ladder(few, **TIMED), both, 10**6) == [(100, 0, 9 * FULL)], "as long as others"
+    assert smaller(ladder(few, **TIMED), [run(0, 0.6, FULL), *both[1:]], 400) == [], (
+        "it was as long"
+    )
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_smaller_networks_get_a_part_of_the_finale_that_its_last_run_gives(count):
+    made = ladder(FakeNetworks(params=(50, 100, 200, 400)), **TIMED)
+    rows = [run(n, 0.5 + 0.1 * n, variant=n, params=50 * 2**n) for n in range(4)]
+    long = run(4, 0.9, FULL, variant=3)
+    found = whole_finale(made, [*rows, long], 900, count)
+    long = [one.recipe.batches for one in found if one.purpose == "finale"]
+    parts = [one.recipe.batches for one in found if one.purpose == "smaller"]
+    assert 1 <= len(parts) <= MAX_SMALLER
+    assert sum(parts) == pytest.approx(SMALLER_SHARE * len(long) * 900, abs=len(parts))
+    assert long == [900] * (len(long) - 1) + [900 - sum(parts)]

@@ -37,6 +37,7 @@ from esper.growing.proposals import (
     MAX_RUNS,
     Proposals,
     merits,
+    origin_of,
     purposed,
     sizes,
 )
@@ -57,6 +58,10 @@ AUGMENTED_EPOCHS: Final = 12
 """From so many epochs on augmentation is thought to pay, if it was not tried."""
 MIN_LONGER: Final = 1.5
 """Times as long as all before that the finale is, at least."""
+SMALLER_SHARE: Final = 0.125
+"""Share of the finale that smaller networks get."""
+MAX_SMALLER: Final = 4
+"""How many, at most, each half as large as the next."""
 PATIENCE: Final = 2
 """Full rungs without progress after which a search ends."""
 PROGRESS: Final = 1e-3
@@ -220,8 +225,66 @@ class Ladder(Proposals):
         long = (row for row in lasting if space.length(row.recipe) >= MIN_LONGER * longest)
         found = list(islice(self._fresh(purposed("finale", long), rows), count))
         if found:
-            found += purposed("reference", self._reference(rung, rows, found))
+            beside = chain(
+                purposed("smaller", self._smaller(rung, rows, found, batches)),
+                purposed("reference", self._reference(rung, rows)),
+            )
+            found = self._with_room(found, list(self._fresh(beside, rows)), batches)
         return numbered(list(self._fresh(iter(found), rows)), table)
+
+    def _with_room(
+        self, found: list[Row], beside: list[Row], batches: Callable[[Row], int]
+    ) -> list[Row]:
+        """Runs of the finale, the last one shorter by the time of those beside it, and these."""
+        share = sum(row.recipe.batches / max(1, batches(row)) for row in beside)
+        last = found[-1]
+        fewer = max(1, min(last.recipe.batches, round((1.0 - share) * batches(last))))
+        return [*found[:-1], replace(last, recipe=replace(last.recipe, batches=fewer)), *beside]
+
+    def _smaller(
+        self, rung: int, rows: Sequence[Row], found: Sequence[Row], batches: Callable[[Row], int]
+    ) -> list[Row]:
+        """The best networks of half the size, of a quarter and so on, for longer than before: a
+        frontier has all sizes.
+
+        They share a part of the time of the last of several long runs equally; those that had the
+        most so far get none, if there would be too little for all.
+        """
+        if len(found) < 2:
+            return []
+        done, size, space = self._sound(rows), found[0].params, self.space
+        halves = (size / 2 ** (place + 1) for place in range(MAX_SMALLER))
+        sized = [self._of_size(rung, done, half / 2, half) for half in halves]
+        some = [row for row in sized if row is not None]
+        some.sort(key=lambda row: space.length(row.recipe))
+        longest = max(space.length(row.recipe) for row in found)
+        for count in range(len(some), 0, -1):
+            share = SMALLER_SHARE * len(found) / count
+            longer = [
+                min(longest, space.usual(row.recipe, round(share * batches(row))))
+                for row in some[:count]
+            ]
+            pairs = list(zip(some, longer, strict=False))
+            if all(length >= MIN_LONGER * space.length(row.recipe) for row, length in pairs):
+                return [replace(row, recipe=space.lasting(row.recipe, n)) for row, n in pairs]
+        return []
+
+    def _of_size(self, rung: int, done: Sequence[Row], least: float, most: float) -> Row | None:
+        """The best network of some size so far; if none was trained, one by the recipe of the
+        nearest; None: there is none."""
+        tried = [row for row in done if least < row.params <= most]
+        if tried:
+            best = max(tried, key=lambda row: known(row.merit))
+            return self.sized(self._again(best, rung, self.space.length(best.recipe)))
+        networks = self.networks
+        for variant, held in enumerate(networks.variants):
+            params = networks.size(variant, held.bare).params
+            if least < params <= most:
+                near = min(done, key=lambda row: abs(math.log(row.params / params)))
+                recipe = replace(near.recipe, batches=1)
+                origin = origin_of(variant, ())
+                return self.sized(self._row(rung, variant, held.bare, recipe, origin, near))
+        return None
 
     def _candidates(self, near: Sequence[Row], batches: Callable[[Row], int]) -> Iterator[Row]:
         """What is promising; where augmentation was not tried, in long runs the weaker ones."""
@@ -234,20 +297,13 @@ class Ladder(Proposals):
                 tried = set()
             yield row
 
-    def _reference(self, rung: int, rows: Sequence[Row], found: list[Row]) -> list[Row]:
-        """The model as given for a third of a full run, if it was not trained for as long yet.
-
-        The last of the runs that were `found` gets shorter by the time that it takes.
-        """
+    def _reference(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
+        """The model as given for a third of a full run, if it was not trained for as long yet."""
         base = [row for row in self._sound(rows) if row.origin == "given"]
-        length, last = self._length(1), found[-1]
-        if not base or any(self.space.length(row.recipe) >= (1 - SAME) * length for row in base):
-            return []
-        *_, best = self._control(rung, rows)
-        made = self.sized(self._again(best, rung, length))
-        fewer = last.recipe.batches - round(made.recipe.batches * made.cost / last.cost)
-        found[-1] = replace(last, recipe=replace(last.recipe, batches=max(1, fewer)))
-        return [made]
+        length = self._length(1)
+        if base and all(self.space.length(row.recipe) < (1 - SAME) * length for row in base):
+            *_, best = self._control(rung, rows)
+            yield self._again(best, rung, length)
 
     # ---- rungs ------------------------------------------------------------------------
 

@@ -181,7 +181,7 @@ class Proposals:
         order += [(variant, rate) for variant in (0, widest) for rate in rest]
         order += [(variant, rate) for rate in (middle, *rest) for variant in between]
         for variant, rate in order:
-            bare, origin = networks.variants[variant].bare, _origin(variant, ())
+            bare, origin = networks.variants[variant].bare, origin_of(variant, ())
             yield self._row(rung, variant, bare, replace(recipe, lr=rate), origin)
 
     def _relative(self, variant: int) -> float:
@@ -346,7 +346,7 @@ class Proposals:
         held = self.networks.variants[variant]
         topology = parent.topology if held.holds(parent.topology) else held.bare
         recipe = self.space.lasting(parent.recipe, length)
-        yield self._row(rung, variant, topology, recipe, _origin(variant, topology), parent)
+        yield self._row(rung, variant, topology, recipe, origin_of(variant, topology), parent)
 
     def _other_seeds(
         self, parent: Row, rung: int, length: float, generator: np.random.Generator
@@ -359,7 +359,7 @@ class Proposals:
         drawn = generator.random() < GROWN_SHARE
         grows = drawn and self.settings.inherit and parent.saved
         more = sum(map(bool, topology)) > sum(map(bool, parent.topology))
-        origin: Origin = _origin(parent.variant, topology)
+        origin: Origin = origin_of(parent.variant, topology)
         if grows:
             origin = "grown" if more else "pruned"
         row = self._row(rung, parent.variant, topology, recipe, origin, parent)
@@ -379,7 +379,7 @@ class Proposals:
                     options = (EMPTY, *held.options(slot))
                     topology = with_seed(topology, slot, pick(options, generator))
             recipe = self.space.random(generator)
-            yield self._row(rung, variant, topology, recipe, _origin(variant, topology))
+            yield self._row(rung, variant, topology, recipe, origin_of(variant, topology))
 
 
 def purposed(purpose: Purpose, rows: Iterable[Row]) -> Iterator[Row]:
@@ -387,7 +387,8 @@ def purposed(purpose: Purpose, rows: Iterable[Row]) -> Iterator[Row]:
     return (replace(row, purpose=purpose) for row in rows)
 
 
-def _origin(variant: int, topology: Topology) -> Origin:
+def origin_of(variant: int, topology: Topology) -> Origin:
+    """How a network that starts from weights of its own came about."""
     if any(topology):
         return "seeds"
     return "width" if variant else "given"

@@ -18,7 +18,7 @@ Origin = Literal["given", "width", "seeds", "grown", "pruned"]
 start; a finished run's network with one seed more, or one less."""
 Purpose = Literal[
     "", "first", "opening", "survivor", "best", "regularised", "control", "widest", "longer",
-    "unfinished", "neighbour", "filling", "finale", "reference", "random",
+    "unfinished", "neighbour", "filling", "finale", "smaller", "reference", "random",
 ]  # fmt: skip
 """Why a run was proposed (`ladder.py`); empty in tables that do not record it."""
 Status = Literal["planned", "finished", "cut"]

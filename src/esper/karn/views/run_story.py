@@ -26,6 +26,7 @@ _MADE: Final = {
     "neighbour": "A neighbour of {run}",
     "filling": "Time was left: {run} again",
     "finale": "The finale, for the rest of the time: {run}",
+    "smaller": "A smaller network for longer, so that the frontier has one: {run} again",
     "reference": "Your model for longer, to compare the finale with: {run} again",
     "": "From {run}",
 }
