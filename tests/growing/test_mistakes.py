@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,11 @@ class Image:
         return ("R", "G", "B")
 
 
+class Sparse:
+    def toarray(self) -> np.ndarray:
+        return np.zeros((N, 3))
+
+
 class Parts(dict[str, Any]):
     """As a DatasetDict of Hugging Face."""
 
@@ -95,10 +101,12 @@ TEXTS = Frame(age=[3.0] * N, city=[4.0] * 9 + ["Rome"] * (N - 9))
 GAPS = Frame(city=[True] * N, age=[1, None] * (N // 2))
 DATA: list[tuple[Any, dict[str, Any], str]] = [
     # -- not data
-    (None, {}, "train: got a NoneType; give (inputs, targets) of arrays or tensors, a Dataset,"),
-    ("data.csv", {}, "train: 'data.csv' is a path or name; load it, then give"),
-    (nn.Sequential(nn.Linear(3, 4)), {}, "train: got a Sequential; give (inputs, targets)"),
-    (Items, {}, "train: got a type; give (inputs, targets)"),
+    (None, {}, "train: None; give (inputs, targets) of arrays or tensors, a Dataset, a DataLoa"),
+    ("data.csv", {}, "train: 'data.csv' is a path or name, not data; load it, then give"),
+    (Path("data.csv"), {}, "train: 'data.csv' is a path or name"),
+    (nn.Linear(3, 4), {}, "train: a model (Linear), not data"),
+    (Items, {}, "train: the class Items; give an instance of it"),
+    (exhausted, {}, "train: the function exhausted; give what it returns, as in exhausted()"),
     (3, {}, "train: got a int; give (inputs, targets)"),
     ({"train": 1, "test": 2}, {}, "train: a dict of parts (train, test); give each by itself"),
     (Parts(), {}, "train: a dict of parts (train, test); give each by itself, as in train=dat"),
@@ -133,6 +141,7 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((X[:, :0], Y), {}, "train inputs: samples of shape (0,) have no features; give at least one"),
     (((X[:, :0], X[:, :0]), Y), {}, "train inputs: samples of shape (0,) have no features"),
     (Items([(x[:0], 0) for x in X]), {"stream": "always"}, "samples of shape (0,) have no feat"),
+    (DataLoader(TensorDataset(X, Y), 300, drop_last=True), {}, "drop_last=True, batch_size=300 an"),
     ((X[:1], X[:1, 0]), {}, "train has 1 samples: too few to cut 1 more part from it; give val="),
     ((X, Y), {"stream": "yes"}, "unknown stream 'yes': valid: auto, always, never"),
     (Nothing(), {"stream": "always"}, "train is streamed (as requested) and its samples have no n"),
@@ -141,15 +150,16 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((changed(X, (7, 1), np.inf), Y), {}, "is inf in sample 7 at [1]; leave these samples out or"),
     ((X, changed(X[:, 0], 5, np.nan)), {}, "train targets: 1 of 240 samples are not finite, the f"),
     ((X.to(torch.complex64), Y), {}, "train inputs: complex numbers; give real ones"),
-    ((X.numpy() * 1j, Y), {}, "train inputs: complex numbers; give real ones"),
-    ((OBJECTS, Y), {}, "train inputs: an array of ragged samples; pad or crop all"),
-    ((X.numpy().astype(object), Y), {}, "of dtype object; give numbers, as in x.astype(np.float"),
-    ((np.array([["a", "b"]] * N), Y), {}, "train inputs: values ['a', 'b'] of dtype <U1; give"),
-    ((TEXTS, Y), {}, "train inputs: text such as 'Rome' in columns 'city'; categorical='auto'"),
+    ((X.numpy() * 1j, Y), {}, "train inputs: complex numbers; give real and imaginary parts"),
+    ((OBJECTS, Y), {}, "train inputs: an object array of ragged samples; pad or crop all"),
+    ((X.numpy().astype(object), Y), {}, "train inputs: an object array of float; give numbers, as"),
+    ((np.array([["a", "b"]] * N), Y), {}, "train inputs: strings such as 'a'; networks take numb"),
+    ((TEXTS, Y), {}, "train inputs: column 'city' holds text such as 'Rome'; categorical='aut"),
     ((GAPS, Y), {}, "train inputs: column 'age' holds NoneType such as 'None'; encode it as num"),
-    ((np.zeros((N, 3), "datetime64[s]"), Y), {}, "of dtype datetime64[s]; give numbers, as in x."),
+    ((np.zeros((N, 3), "datetime64[s]"), Y), {}, "train inputs: dates (datetime64[s]); give numb"),
     (([[1.0], [1.0, 2.0]], [0, 1]), {}, "train inputs: a ragged list, its rows of 1 to 2 entries"),
     ((X.to_sparse(), Y), {}, "train inputs: a torch.sparse_coo tensor; give a dense one"),
+    ((Sparse(), Y), {}, "train inputs: a sparse Sparse; give x.toarray()"),
     ((torch.tensor(1.0), Y), {}, "train inputs: one number; give an array with one row per samp"),
     ((X, torch.tensor(1)), {}, "train targets: one number; give an array with one for each samp"),
     ((np.ma.masked_array(X.numpy()), Y), {}, "train inputs: a masked array; fill its gaps, as in"),
@@ -190,7 +200,7 @@ def test_batches_of_different_lengths_are_one_line():
 
     loader = DataLoader(Items([(0, 3 + i) for i in range(20)]), batch_size=5, collate_fn=pad)
     line = refused(lambda: read_parts(loader))
-    assert "train: batch 1 has inputs (12,) float32, targets (), batch 0 has inputs (7,)" in line
+    assert "train: inputs of batch 1 are (12,) per sample, of batch 0 (7,); pad or crop" in line
 
 
 def test_streams_that_change_are_one_line():
@@ -313,15 +323,15 @@ FAILURES: list[tuple[nn.Module, Any, str]] = [
         torch.zeros(8, 16, 16, 1),
         "channels last, the first convolution takes 1 channels fi",
     ),
-    (conv(1), IMAGES, "to have 1 channels, but got 3 channels instead"),
+    (conv(1), IMAGES, "images have 3 channels, the first convolution takes 1"),
     (conv(1), IMAGES[:, 0], "images have no channel axis, the first convolution takes 1: give x[:"),
     (conv(), IMAGES.byte(), "weights are float32, the inputs uint8: convert them in the data, as"),
-    (nn.Linear(5, 2), X[:8], "shapes cannot be multiplied (8x3 and 5x2)"),
+    (nn.Linear(5, 2), X[:8], "its first Linear takes 5 features, samples are (3,)"),
     (nn.Linear(768, 2), IMAGES, "its first Linear takes 768: flatten the inputs, x.flatten(1)"),
     (nn.Linear(3, 2), X[:8].int(), "its weights are float32, the inputs int32"),
-    (nn.Embedding(5, 2), X[:8], "scalar types: Long, Int; but got torch.FloatTensor instead"),
+    (nn.Embedding(5, 2), X[:8], "its embedding takes integers: give token ids, as in x.long()"),
     (nn.Embedding(2, 2), Y[:8], "token id 3, the embedding has 2 rows: ids are 0 to 1"),
-    (TwoInputs(), X[:8], "missing 1 required positional argument: 'mask'"),
+    (TwoInputs(), X[:8], "it is called with 1 argument, the inputs of a batch"),
 ]
 
 

@@ -12,7 +12,7 @@ from epoch_order import epoch_order
 from esper.leyline.streams import stream_keys
 from esper.tolaria import SharedBatchIterator
 from esper.tolaria.data import CROP_PADDING, Augmentation
-from support import DEVICES
+from support import DEVICES, refused
 
 IMAGES = np.arange(23 * 3 * 6 * 5, dtype=np.uint8).reshape(23, 3, 6, 5)
 LABELS = np.arange(23, dtype=np.int64)
@@ -202,3 +202,28 @@ def test_a_forked_process_goes_on():
         found = [y for _, y in iterator.step(1)]
         os._exit(0 if all(map(torch.equal, found, expected)) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"std": (1.0, 0.0, 1.0)}, "std above 0"),
+        ({"mean": (float("nan"),)}, "finite"),
+        ({"members": 0}, "members=0"),
+        ({"batch_size": 24}, "batch_size=24: the data has 23 examples"),
+        ({"batches_per_step": 0}, "batches_per_step=0"),
+        ({"augmentation": "flp"}, "did you mean 'flip'"),
+    ],
+)
+def test_bad_settings_are_named(settings, word):
+    assert word in refused(lambda: batches(1, **settings))
+
+
+def test_bad_data_are_named():
+    assert "23 examples but 5 targets" in refused(
+        lambda: SharedBatchIterator(IMAGES, LABELS[:5], 1, 1, 1)
+    )
+    vectors = np.zeros((8, 3), dtype=np.float32)
+    assert "needs images" in refused(
+        lambda: SharedBatchIterator(vectors, np.zeros(8, np.int64), 1, 1, 1, augmentation="flip")
+    )

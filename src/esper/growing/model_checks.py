@@ -74,6 +74,8 @@ def _check_loss(objective: TrainingLoss, logits: Tensor, targets: Tensor) -> Non
 def model_failure(error: BaseException, model: nn.Module, inputs: Tensor) -> EsperError:
     """Return the line for an exception that the model raised on training inputs."""
     hint = _layout_hint(model, inputs) or _dtype_hint(model, inputs) or _size_hint(model, inputs)
+    if not hint and isinstance(error, TypeError):
+        hint = "it is called with 1 argument, the inputs of a batch"
     given = f"inputs {tuple(inputs.shape)} {dtype_name(inputs)}"
     advice = f"; {hint}" if hint else ""
     return EsperError(f"the model fails on {given}: {format_error(error)}{advice}")
@@ -98,11 +100,15 @@ def _layout_hint(model: nn.Module, inputs: Tensor) -> str:
         )
     if len(shape) == 2:
         return f"images have no channel axis, the first convolution takes {wanted}: give x[:, None]"
+    if len(shape) == 3 and shape[0] != wanted:
+        return f"images have {shape[0]} channels, the first convolution takes {wanted}"
     return ""
 
 
 def _dtype_hint(model: nn.Module, inputs: Tensor) -> str:
     if _first(model, nn.Embedding) is not None:
+        if inputs.dtype.is_floating_point:
+            return "its embedding takes integers: give token ids, as in x.long()"
         most, layer = int(inputs.max()), _first(model, nn.Embedding)
         if most >= layer.num_embeddings:
             return (
@@ -120,6 +126,9 @@ def _dtype_hint(model: nn.Module, inputs: Tensor) -> str:
 
 def _size_hint(model: nn.Module, inputs: Tensor) -> str:
     linear = _first(model, nn.Linear)
-    if linear is None or inputs.ndim < 3 or inputs[0].numel() != linear.in_features:
+    if linear is None or inputs.shape[-1] == linear.in_features:
         return ""
-    return f"its first Linear takes {linear.in_features}: flatten the inputs, x.flatten(1)"
+    if inputs[0].numel() == linear.in_features:
+        return f"its first Linear takes {linear.in_features}: flatten the inputs, x.flatten(1)"
+    shape = tuple(inputs.shape[1:])
+    return f"its first Linear takes {linear.in_features} features, samples are {shape}"

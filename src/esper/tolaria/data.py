@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,12 @@ from esper.device.triton_support import can_use_kernels
 from esper.device.upload import upload
 from esper.leyline.arrays import Ints
 from esper.leyline.compute import PLACEMENTS, DataPlacement
-from esper.leyline.errors import unknown_name
+from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
 from esper.tasks.context_data import RoundData
 from esper.tasks.spec import Augmentation
 
+AUGMENTATIONS: tuple[Augmentation, ...] = get_args(Augmentation)
 DEVICE_SHARE = 0.5
 """`auto` keeps data on the device up to this fraction of its free memory."""
 CROP_PADDING = 4
@@ -86,6 +87,8 @@ class SharedBatchIterator:
         `placement`: `stream` keeps the data in host memory. No placement synchronises the device.
         `member_ids`: numbers of the members in the names of their streams; None: their indices.
         """
+        _check_sizes(members, batch_size, batches_per_step, mean, std)
+        _check_data(examples, targets, batch_size, augmentation)
         self.device = torch.device(device)
         self.members, self.batch_size, self.batches_per_step = members, batch_size, batches_per_step
         self.seed, self.round, self.augmentation, self.dtype = seed, 0, augmentation, dtype
@@ -389,6 +392,45 @@ class _OwnEpochs:
             order_EJN = flat.view(members, spanned, -1)
         self._epoch_EJ, self._order_EJN = epoch_EJ, order_EJN
         return order_EJN
+
+
+def _check_sizes(
+    members: int,
+    batch_size: int,
+    batches_per_step: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> None:
+    if min(members, batch_size, batches_per_step) < 1:
+        raise EsperError(
+            f"members={members}, batch_size={batch_size}, batches_per_step={batches_per_step}: "
+            f"all must be 1 or more"
+        )
+    if min(std) <= 0 or not np.isfinite((*mean, *std)).all():
+        raise EsperError(f"mean={tuple(mean)}, std={tuple(std)}: must be finite, and std above 0")
+
+
+def _check_data(
+    examples: npt.NDArray[np.generic],
+    targets: npt.NDArray[np.int64],
+    batch_size: int,
+    augmentation: Augmentation,
+) -> None:
+    if len(examples) != len(targets):
+        raise EsperError(
+            f"{len(examples)} examples but {len(targets)} targets: pass one target per example"
+        )
+    if batch_size > len(examples):
+        raise EsperError(
+            f"batch_size={batch_size}: the data has {len(examples)} examples; lower it"
+        )
+    if augmentation not in AUGMENTATIONS:
+        raise unknown_name("augmentation", augmentation, AUGMENTATIONS)
+    if augmentation != "none" and examples.ndim != 4:
+        raise EsperError(
+            f"augmentation {augmentation!r} needs images [N, C, H, W], but the examples have "
+            f"shape {examples.shape}: use 'none'"
+        )
 
 
 def _choose_placement(

@@ -98,17 +98,18 @@ def _tensor(value: object, where: str) -> Tensor:
     array = _array(value, where)
     if array.dtype.kind in "OUS" and array.ndim == 2:
         check_columns(value, array, where)
+    if array.dtype.kind == "c":
+        raise EsperError(f"{where}: complex numbers; give real and imaginary parts as two channels")
     if array.dtype.kind in "OUSMmV":
         raise EsperError(_not_numbers(array, where))
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     try:
         shared = native.flags.writeable and all(stride >= 0 for stride in native.strides)
-        tensor = torch.from_numpy(native if shared else native.copy())
+        return torch.from_numpy(native if shared else native.copy())
     except TypeError:
         raise EsperError(
             f"{where}: torch has no dtype {array.dtype}; give float32 or int64"
         ) from None
-    return _plain_tensor(tensor, where)
 
 
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
@@ -121,6 +122,8 @@ def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
 
 def _array(value: object, where: str) -> npt.NDArray[Any]:
     """Return a numpy array, not yet checked."""
+    if hasattr(value, "toarray"):
+        raise EsperError(f"{where}: a sparse {type(value).__name__}; give x.toarray()")
     given: Any = value.to_numpy() if hasattr(value, "to_numpy") else value
     if isinstance(given, np.ma.MaskedArray):
         raise EsperError(f"{where}: a masked array; fill its gaps, as in x.filled(0)")
@@ -158,18 +161,29 @@ def check_columns(frame: Any, array: npt.NDArray[Any], where: str) -> None:
                 f"{shown(str(others[0]))}; encode it as numbers, fill the gaps, or leave it out"
             )
     if texts:
+        several = (
+            f"columns {shown(', '.join(texts))} hold"
+            if texts[1:]
+            else (f"column {texts[0]!r} holds")
+        )
+        them = "them" if texts[1:] else "it"
         raise EsperError(
-            f"{where}: text such as {shown(first)} in columns {shown(', '.join(texts))}; {ADVICE}, "
-            f"or leave them out"
+            f"{where}: {several} text such as {shown(first)}; {ADVICE}, or leave {them} out"
         )
 
 
 def _not_numbers(array: npt.NDArray[Any], where: str) -> str:
+    if array.dtype.kind in "Mm":
+        return f"{where}: dates ({array.dtype}); give numbers, as in x.astype('int64')"
+    if array.dtype.kind in "US":
+        first = shown(str(array.flat[0]))
+        return f"{where}: strings such as {first}; networks take numbers, {ADVICE} of tables"
     if len({np.shape(value) for value in array.flat}) > 1:
-        return f"{where}: an array of ragged samples; pad or crop all to one shape"
+        return f"{where}: an object array of ragged samples; pad or crop all to one shape"
+    found = ", ".join(sorted({type(value).__name__ for value in array.flat}))
     return (
-        f"{where}: values {shown(array.ravel()[:2].tolist())} of dtype {array.dtype}; give "
-        f"numbers, as in x.astype(np.float32), or {ADVICE}"
+        f"{where}: an object array of {found}; give numbers, as in x.astype(np.float32), or "
+        f"{ADVICE}"
     )
 
 

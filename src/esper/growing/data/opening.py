@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -20,7 +21,7 @@ from esper.growing.data.sources import (
     Source,
     TableSource,
 )
-from esper.leyline.errors import EsperError, shown
+from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code
 
 ACCEPTED = (
@@ -74,16 +75,23 @@ def _yields_samples(loader: DataLoader[Any], place: Place) -> bool:
 
 
 def _refuse_unlikely(given: Any, where: str) -> None:
-    """Raise for what can be read by number or in order, and is no data all the same."""
+    if given is None:
+        raise EsperError(f"{where}: None; {ACCEPTED}")
+    if isinstance(given, str | bytes | Path):
+        raise EsperError(f"{where}: {str(given)!r} is a path or name, not data; load it, then "
+                         f"{ACCEPTED}")  # fmt: skip
+    if isinstance(given, nn.Module):
+        raise EsperError(f"{where}: a model ({type(given).__name__}), not data; {ACCEPTED}")
     if isinstance(given, Tensor | np.ndarray):
         raise EsperError(
             f"{where}: one array of shape {tuple(given.shape)} without targets; give (inputs, "
             f"targets)"
         )
-    if isinstance(given, str | bytes):
-        raise EsperError(f"{where}: {shown(given)} is a path or name; load it, then {ACCEPTED}")
-    if isinstance(given, nn.Module | type):
-        raise EsperError(f"{where}: got a {type(given).__name__}; {ACCEPTED}")
+    if isinstance(given, type):
+        raise EsperError(f"{where}: the class {given.__name__}; give an instance of it")
+    if callable(given) and not hasattr(given, "__getitem__") and not hasattr(given, "__iter__"):
+        name = getattr(given, "__name__", type(given).__name__)
+        raise EsperError(f"{where}: the function {name}; give what it returns, as in {name}()")
 
 
 def _open_tuple(given: tuple[Any, ...], place: Place) -> Source:
@@ -96,6 +104,10 @@ def _open_tuple(given: tuple[Any, ...], place: Place) -> Source:
     if len(given) < 2:
         raise EsperError(f"{where}: a tuple of {len(given)}; give (inputs, targets)")
     *inputs, targets = given
+    if isinstance(targets, Mapping | DataLoader):
+        raise EsperError(
+            f"{where}: the last of the tuple is a {type(targets).__name__}; give (inputs, targets)"
+        )
     return ArraySource(inputs[0] if len(inputs) == 1 else tuple(inputs), targets, place)
 
 

@@ -6,7 +6,7 @@ Shape letters: N samples.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -121,26 +121,38 @@ def join_parts(pieces: list[RawPart], where: str) -> RawPart:
     """Concatenate batches."""
     if len(pieces) == 1:
         return pieces[0]
-    layouts = [_layout(piece) for piece in pieces]
-    for number, other in enumerate(layouts):
-        if other != layouts[0]:
+    keys = [_layout(piece.inputs) for piece in pieces]
+    for number, other in enumerate(keys):
+        if other != keys[0]:
             raise EsperError(
-                f"{where}: batch {number} has {other}, batch 0 has {layouts[0]}; give every sample "
-                f"the same, and pad or crop all to one shape"
+                f"{where}: batch {number} has inputs {other}, batch 0 has {keys[0]}; give every "
+                f"sample the same"
             )
     inputs = [by_key(piece.inputs) for piece in pieces]
-    joined = {key: torch.cat([one[key] for one in inputs]) for key in inputs[0]}
-    targets: list[Any] = [piece.targets for piece in pieces]
-    join: Any = torch.cat if isinstance(targets[0], Tensor) else np.concatenate
-    return RawPart(from_keys(joined), join(targets))
+    joined = {key: _join([one[key] for one in inputs], where, input_name(key)) for key in inputs[0]}
+    targets = [piece.targets for piece in pieces]
+    texts = [value for value in targets if not isinstance(value, Tensor)]
+    if len(texts) == len(pieces):
+        return RawPart(from_keys(joined), np.concatenate(texts))
+    if texts:
+        raise EsperError(f"{where}: some labels are strings, others numbers; give one kind")
+    return RawPart(from_keys(joined), _join(targets, where, "targets"))
 
 
-def _layout(part: RawPart) -> str:
-    """Describe what batches have in common."""
-    inputs = [f"{n} {tuple(v.shape[1:])} {dtype_name(v)}" for n, v in named_inputs(part.inputs)]
-    targets = part.targets
-    kind = f"{tuple(targets.shape[1:])}" if isinstance(targets, Tensor) else "of strings"
-    return f"{', '.join(inputs)}, targets {kind}"
+def _layout(inputs: Inputs) -> str:
+    """Describe everything but the shapes."""
+    return ", ".join(f"{name} {dtype_name(value)}" for name, value in named_inputs(inputs))
+
+
+def _join(batches: Sequence[Any], where: str, name: str) -> Tensor:
+    shapes = [tuple(batch.shape[1:]) for batch in batches]
+    for number, shape in enumerate(shapes):
+        if shape != shapes[0]:
+            raise EsperError(
+                f"{where}: {name} of batch {number} are {shape} per sample, of batch 0 "
+                f"{shapes[0]}; pad or crop all to one shape"
+            )
+    return torch.cat(list(batches))
 
 
 # ---- contents ------------------------------------------------------------------------------------

@@ -176,6 +176,12 @@ class LoaderSource(Source):
         """Numbers of the samples that the loader draws; None: only its sampler knows."""
         if self.numbers is not None:
             self.length = len(self.numbers)
+            if self.length and not len(loader):
+                raise EsperError(
+                    f"{self.where}: the DataLoader has drop_last=True, batch_size="
+                    f"{loader.batch_size} and {self.length} samples, so it yields nothing; lower "
+                    f"batch_size"
+                )
 
     def in_order(self) -> Batches:
         """Yield the samples in the order of the dataset, or of the loader if it is its own."""
