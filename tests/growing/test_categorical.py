@@ -187,7 +187,7 @@ def test_text_without_the_setting_is_refused_with_the_names_of_the_columns():
 
     whole = Whole(dict.fromkeys(("age", "city", "town")))
     assert refused(lambda: read_parts((whole, Y))) == (
-        "train inputs: text such as 'Rome' in columns 'city, town'; categorical='auto' encodes "
+        "train inputs: columns 'city, town' hold text such as 'Rome'; categorical='auto' encodes "
         "text columns, or leave them out"
     )
 
