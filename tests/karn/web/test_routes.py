@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
@@ -14,13 +13,12 @@ from starlette.websockets import WebSocketDisconnect
 
 from esper.karn.views import RunCursor
 from esper.karn.views.plain import thinned
-from esper.karn.web import listing, live
+from esper.karn.web import listing
 from esper.karn.web.access import access_for
 from esper.karn.web.app import make_app
 from esper.karn.web.assets import STATIC
 from esper.karn.web.comparing import MAX_RUNS
 from esper.karn.web.feed import MAX_POINTS, RunFeed
-from esper.karn.web.live import LiveSockets
 from esper.karn.web.places import RunsFolder, id_of
 from esper.leyline.stages import SeedStage
 from esper.leyline.text import visible
@@ -353,22 +351,3 @@ def test_a_comparison_names_what_it_cannot_read_and_shows_the_rest(client):
 def test_a_comparison_has_so_many_runs_and_no_more(client):
     found = client.get("/api/compare", params={"run": [f"r{n}" for n in range(20)]}).json()
     assert len(found["problems"]) == MAX_RUNS
-
-
-def test_an_answer_that_nobody_reads_is_given_up(monkeypatch):
-    """Its place is free again."""
-    monkeypatch.setattr(live, "SEND_SECONDS", 0.05)
-
-    class Deaf:
-        async def accept(self) -> None: ...
-
-        async def send_text(self, text: str) -> None:
-            await asyncio.sleep(60)
-
-    class Feed:
-        def first(self) -> dict[str, object]:
-            return {"run": None}
-
-    sockets = LiveSockets()
-    asyncio.run(asyncio.wait_for(sockets.follow(Deaf(), Feed), 5.0))  # type: ignore[arg-type]
-    assert sockets._open == 0
