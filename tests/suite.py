@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -97,6 +99,24 @@ def trial_of_vmap_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "_vmap_failure", once)
         yield
+
+
+def _seed_everything() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def same_draws_in_fixtures():
+    """What a module's own fixtures draw does not depend on the tests before it."""
+    _seed_everything()
+
+
+@pytest.fixture(autouse=True)
+def same_draws():
+    """What a test draws does not depend on the tests before it, which differ from run to run."""
+    _seed_everything()
 
 
 @pytest.fixture(autouse=True)
