@@ -67,5 +67,5 @@ def every_batch(monkeypatch: pytest.MonkeyPatch, saves: bool = False) -> None:
     for trainer in ("eager", "workers"):
         monkeypatch.setattr(f"esper.growing.trainers.{trainer}.TICK_SECONDS", -1.0)
     if saves:
-        monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
+        monkeypatch.setattr("esper.growing.trainers.eager.CHECKPOINT_SECONDS", -1.0)
     monkeypatch.setattr("esper.growing.trainers.workers.SLICE_SECONDS", 1e-9)

@@ -430,7 +430,7 @@ import sys, pathlib
 sys.path[:0] = {paths!r}
 import test_captured_runs as t
 from esper.growing.trainers import captured, lanes
-captured.SAVE_SECONDS = 0.02
+captured.CHECKPOINT_SECONDS = 0.02
 record, count = captured.Program.record, [0]
 def slow(self, feed, capture):
     count[0] += 1

@@ -9,11 +9,11 @@ import pytest
 
 from esper.growing.clock import (
     AUGMENTED,
-    MARGIN,
+    ENOUGH,
     MAX_FASTER,
     NARROWEST,
-    RESERVE,
-    RESERVED,
+    REPORT_SECONDS,
+    REPORT_SHARE,
     SPARE,
     Clock,
 )
@@ -62,11 +62,11 @@ def test_without_a_limit_there_is_always_time():
 
 def test_a_reserve_is_kept_for_judging_and_the_report():
     made, time = clock(share=2.0)
-    assert made.left == pytest.approx(600 - RESERVE - RESERVED * 600)
+    assert made.left == pytest.approx(600 - REPORT_SECONDS - REPORT_SHARE * 600)
     for judging in (9.0, 0.25, 0.1):  # the first one warms up: the median counts
         made.learn(planned(), outcome(1.0, judging=judging), 100)
     made.judged = 7
-    reserve = RESERVE + RESERVED * 600 + (7 + SPARE) * 0.25 * 2.0
+    reserve = REPORT_SECONDS + REPORT_SHARE * 600 + (7 + SPARE) * 0.25 * 2.0
     time.now = 150.0
     assert made.left == pytest.approx(600 - 50 - reserve)
     small, _ = clock(limit=2.0)
@@ -108,7 +108,7 @@ def test_a_run_fits_if_nine_tenths_of_its_time_are_left():
     made, time = clock(limit=100.0)
     made.learn_speed(planned(), 1.0)
     left = made.left
-    fitting = int(left / MARGIN)
+    fitting = int(left / ENOUGH)
     assert made.fits(planned(batches=fitting))
     assert not made.fits(planned(batches=fitting + 2))
     time.now += 10.0
@@ -231,7 +231,7 @@ def test_a_run_by_itself_is_slower_than_its_share_but_never_faster():
     assert made.share(half) == pytest.approx(0.05 * 40)
     assert made.predict(half) == pytest.approx(4 * 0.05 * 40)
     assert made.whole_run(half) == pytest.approx(4 * 0.05 * 100), "from its start"
-    assert made.share(wide) < made.left < MARGIN * made.predict(wide)
+    assert made.share(wide) < made.left < ENOUGH * made.predict(wide)
     assert not made.fits(wide), "though its share would"
     made.learn_speed(planned(), 0.08)
     assert made.predict(wide) == made.share(wide)

@@ -220,7 +220,7 @@ def test_points_of_long_runs_are_means_over_several_looks():
 
 
 def test_a_run_is_saved_on_the_way(world, tmp_path, monkeypatch):
-    monkeypatch.setattr("esper.growing.trainers.eager.SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("esper.growing.trainers.eager.CHECKPOINT_SECONDS", -1.0)
     (found,) = train(world, [0], home=tmp_path)
     assert (found.trained, Program(job(world, 0, tmp_path / "0.state"), world[0]).trained) == (7, 6)
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.growing.budget import Budget
-from esper.growing.clock import RESERVE, RESERVED, Clock
+from esper.growing.clock import REPORT_SECONDS, REPORT_SHARE, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged
 from esper.growing.trainers.job import Job, Outcome, Running
@@ -40,7 +40,7 @@ SMALL = 5.0
 @pytest.fixture(autouse=True)
 def saved_often(monkeypatch):
     """After every run: every one of these writes is one to be killed at."""
-    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("esper.growing.search.TABLE_SECONDS", -1.0)
 
 
 def searched(home: Path, **settings) -> tuple[Search, Disk]:
@@ -174,7 +174,7 @@ def small(tmp_path_factory) -> tuple[Table, dict[int, int]]:
 @pytest.mark.parametrize("seconds", [-1.0, math.inf], ids=["every run", "every rung"])
 def test_a_kill_at_any_write_costs_no_bit(small, tmp_path, monkeypatch, seconds):
     """`seconds`: between two writes of the table: after every run, or after every rung alone."""
-    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", seconds)
+    monkeypatch.setattr("esper.growing.search.TABLE_SECONDS", seconds)
     at = 0
     while True:
         home = tmp_path / str(at)
@@ -562,7 +562,7 @@ def test_the_last_runs_are_as_long_as_there_is_time(tmp_path, limit):
     clock = Clock(lambda: trainer.now, 0.0, limit, 0.0, 1.0)
     clock.begin(row(0), 0.1, 2)
     search, _ = searched(tmp_path, runs=math.inf, trainer=trainer, clock=clock, longer=3)
-    took = trainer.now + RESERVE + RESERVED * limit
+    took = trainer.now + REPORT_SECONDS + REPORT_SHARE * limit
     assert min(0.95 * limit, limit - 3.0) <= took <= limit + 0.2
     assert max(one.recipe.batches for one in search.table.rows) <= 3 * RECIPE.batches
 
@@ -632,7 +632,7 @@ def test_the_last_long_runs_are_as_long_as_their_speed_allows_that_short_ones_do
     long = [one for one in rows if one.rung == last and one.cost > 3]
     longest = max(one.seconds for one in long)
     began = trainer.now - longest
-    assert longest > 0.9 * (limit - RESERVE - RESERVED * limit - began)
+    assert longest > 0.9 * (limit - REPORT_SECONDS - REPORT_SHARE * limit - began)
     assert all(one.status == "finished" for one in long)
 
 

@@ -34,7 +34,7 @@ class Telling(CountingTrainer):
 
 @pytest.fixture(autouse=True)
 def saved_often(monkeypatch):
-    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", -1.0)
+    monkeypatch.setattr("esper.growing.search.TABLE_SECONDS", -1.0)
 
 
 def searched(home, trainer) -> Disk:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from esper.growing.budget import Budget
-from esper.growing.clock import MARGIN, RESERVE, RESERVED, Clock
+from esper.growing.clock import ENOUGH, REPORT_SECONDS, REPORT_SHARE, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import (
     FEW,
@@ -20,7 +20,7 @@ from esper.growing.search import (
     MAX_LEAST,
     MAX_REFUSED,
     SAFE,
-    SHARED_MARGIN,
+    SAFE_UNTIMED,
     Search,
     control_numbers,
     frontier_numbers,
@@ -30,7 +30,7 @@ from esper.growing.trainers.job import Outcome, Running
 from search_support import HOW, RECIPE, CountingTrainer, Disk, make_search, row
 
 LIMIT = 100.0
-USABLE = LIMIT - RESERVE - RESERVED * LIMIT
+USABLE = LIMIT - REPORT_SECONDS - REPORT_SHARE * LIMIT
 """Seconds of the limit that runs may take."""
 FULL = RECIPE.batches
 
@@ -79,7 +79,7 @@ def test_a_run_starts_if_compute_and_time_suffice_and_goes_on_while_there_is_tim
     assert affords(planned())
     assert not affords(planned(cost=1.1))
     free = Timed(tmp_path, row(0)).search
-    longest = int(10 * USABLE / MARGIN)
+    longest = int(10 * USABLE / ENOUGH)
     assert free._affords(planned(batches=longest))
     assert not free._affords(planned(batches=longest + 1))
     assert affords(planned(cost=9.0, status="cut", trained=4)), "it was begun"
@@ -91,7 +91,7 @@ def test_a_run_starts_if_compute_and_time_suffice_and_goes_on_while_there_is_tim
 
 @pytest.mark.parametrize(
     ("count", "at_once", "each", "share"),
-    [(1, 1, 0.1, SAFE), (2, 2, 0.1, SAFE), (2, 1, 0.1, SHARED_MARGIN), (8, 9, 0.2, SAFE)],
+    [(1, 1, 0.1, SAFE), (2, 2, 0.1, SAFE), (2, 1, 0.1, SAFE_UNTIMED), (8, 9, 0.2, SAFE)],
 )
 def test_runs_that_fill_the_time_share_it(tmp_path, count, at_once, each, share):
     """Alone a batch takes a tenth of a second, beside three others a fourth of that each."""

@@ -579,16 +579,33 @@ def test_ctrl_c_ends_it_with_a_word_and_closed_files(tmp_path):
     assert not list(tmp_path.glob("*.tmp")), out
 
 
-def test_a_learner_that_is_stopped_saves_and_says_how_to_resume(tmp_path):
-    process = start(*LEARN, "--rounds", "500", "--runs", tmp_path)
+REWARD = """
+from esper.leyline.rewards import RewardComponentsTelemetry
+
+def mine(inputs, /):
+    parts = {"accuracy": inputs.accuracy_E - inputs.accuracy_before_E}
+    components = RewardComponentsTelemetry.of(parts, inputs.members)
+    return components.total, components
+"""
+
+
+@pytest.mark.parametrize("own_reward", [False, True])
+def test_a_learner_that_is_stopped_saves_and_says_how_to_resume(own_reward, tmp_path):
+    reward = tmp_path / "mine.py"
+    reward.write_text(REWARD)
+    own = ("--reward", f"{reward}:mine") if own_reward else ()
+    process = start(*LEARN, *own, "--rounds", "500", "--runs", tmp_path / "runs")
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*/checkpoints/round-*")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("runs/*/checkpoints/round-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    run = only_run(tmp_path)
-    assert f"resume with: esper train ppo --resume {run}" in err
+    run = only_run(tmp_path / "runs")
+    (said,) = [line for line in err.splitlines() if "resume with: " in line]
+    consent = " --trust" if own_reward else ""
+    assert said.endswith(f"resume with: esper train ppo --resume {run}{consent}")
+    assert [copy.read_text() for copy in run.glob("source/*")] == [REWARD] * own_reward
     kinds = [event.type.name for event in read_jsonl(run / "events.jsonl")]
     assert kinds[-1] == "RUN_FINISHED"
     assert read_info(run).sessions[-1].end.value == "interrupted"

@@ -11,18 +11,16 @@ from esper.growing.trainers.job import Outcome
 
 NARROWEST: Final = 0.5
 """A network that was not timed takes at least this share of the time of the nearest that was."""
-MARGIN: Final = 0.9
-"""A run starts if this share of the time it should take is left."""
-RESERVE: Final = 1.0
-"""Seconds that are kept for the report."""
-RESERVED: Final = 0.01
-"""Share of the time that is kept besides."""
+ENOUGH: Final = 0.9
+"""A run starts if at least this share of the seconds that it should take is left."""
+REPORT_SECONDS: Final = 1.0
+"""Kept for the report, with the next."""
+REPORT_SHARE: Final = 0.01
+"""Of the time limit."""
 MAX_FASTER: Final = 2.0
 """Times as fast that networks are judged at the end than beside others, at most."""
 SPARE: Final = 2
 """Networks that may have to be judged at the end, besides those that would be now."""
-
-
 AUGMENTED: Final = 1.1
 """Times as long that a network is thought to take with an augmentation that was not timed."""
 
@@ -81,8 +79,9 @@ class Clock:
             return math.inf
         judging = self.judging or 0.0
         judging /= max(1.0, min(self.parallel, MAX_FASTER))  # nothing trains beside it at the end
-        reserve = RESERVE + RESERVED * self.limit + (self.judged + SPARE) * judging * self._share
-        return self.limit - self.seconds - min(reserve, 0.2 * self.limit) - self.reserved
+        report = REPORT_SECONDS + REPORT_SHARE * self.limit
+        report += (self.judged + SPARE) * judging * self._share
+        return self.limit - self.seconds - min(report, 0.2 * self.limit) - self.reserved
 
     @property
     def judging(self) -> float | None:
@@ -192,7 +191,7 @@ class Clock:
             for began, share in self._started.values()
         )
         together = sum(under_way) + self.share(row)
-        return MARGIN * max(together, self.predict(row)) <= self.left
+        return ENOUGH * max(together, self.predict(row)) <= self.left
 
     def most_cost(self, first: Row, share: float) -> float:
         """The cost of the dearest network whose run takes a share of what is left of the time.

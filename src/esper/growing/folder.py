@@ -9,7 +9,7 @@
         trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
         result.json     frontier, pick and verdict
         test_samples.npy  metric of each test sample, of the pick and the user's model
-        report.html     the same for people
+        report.html     result.json for people
         sessions.json   which process searched when, and how that ended
         lock            held by the process that runs the search
 
@@ -39,7 +39,7 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.storage import run_files
-from esper.storage.atomic import save_file, write_advice
+from esper.storage.atomic import require_folder, save_file, write_advice
 from esper.storage.folder_lock import FolderLock
 from esper.storage.run_files import GROW as GROW
 from esper.storage.run_files import GROWN_NETWORKS, SEARCH
@@ -103,7 +103,7 @@ class GrowInfo:
     """Which output of the model was trained on, as JSON."""
     weight_decay: float
     clip: float
-    """Longest gradient of a network; 0: any."""
+    """Maximum norm of the gradient; 0: no clipping."""
     full_length: int
     """Batches of a training run before the time limit cut it."""
     higher_is_better: bool
@@ -236,9 +236,7 @@ def read_weights(
 
 def require_grow_folder(path: Path) -> None:
     """Raise unless a folder holds an `esper.grow` run."""
-    if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
-        raise EsperError(f"{path} {found}: name the folder of a run, see esper runs")
+    require_folder(path, "name the folder of a run, see esper runs")
     if not (path / GROW).is_file():
         raise EsperError(f"{path} holds no run of esper.grow: it has no {GROW}")
 

@@ -78,6 +78,8 @@ TRAINED: Final = 0.2
 """An instance whose score exceeds the best constant's by this share of what is left is trained."""
 REFERENCE_RUNS: Final = 6.0
 """The time limit is this many full runs of a model above the limits on size, at least."""
+SEARCH_SHARE: Final = 0.85
+"""Share of the time left that these runs may take; the rest is for judging and refits."""
 FOUND: Final = {
     "fingerprint": "data",
     "architecture": "model",
@@ -253,7 +255,7 @@ class GrowRun:
 
     def _in_time(self) -> Length:
         """The length of full runs for which there is time."""
-        left = 0.85 * (self.budget.seconds - (time.monotonic() - self._began))
+        left = SEARCH_SHARE * (self.budget.seconds - (time.monotonic() - self._began))
         # Of a model above the limits one run is needed, as the reference; others cost less.
         runs = FULL_RUNS if self.networks.base_fits else REFERENCE_RUNS
         batches = max(1, int(left / (self.each * runs)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from esper.growing.topologies import Topology
@@ -37,7 +37,7 @@ class Recipe:
     """Of a user's optimiser: the multiple of its own."""
     weight_decay: float
     clip: float
-    """Longest gradient: longer ones are scaled down to it; 0: none are."""
+    """Maximum norm of the gradient; 0: no clipping."""
     batch_size: int
     batches: int
     """Length of the run."""
@@ -119,6 +119,11 @@ class Row:
     """For people who read the table, as the next: no result depends on it."""
     at: float = field(default=0.0, metadata={"later": True})
     """Seconds of the search, of all its sessions, when it was judged; 0: it was not."""
+
+    @property
+    def one_batch(self) -> Row:
+        """A run of one batch of it, to predict its time."""
+        return replace(self, recipe=replace(self.recipe, batches=1), trained=0)
 
     @property
     def ended(self) -> bool:

@@ -31,7 +31,7 @@ from esper.plotting.pareto import validation_front
 if TYPE_CHECKING:
     from esper.growing.progress import ProgressPrinter
 
-SAVE_SECONDS: Final = 1.0
+TABLE_SECONDS: Final = 1.0
 """The table is written this often, and at the end of every rung."""
 FEW: Final = 0.25
 """Share of the time that is left that a full run takes where there is no time for many."""
@@ -47,8 +47,8 @@ PROBE_BATCHES: Final = 5
 PROBED: Final = 0.05
 MAX_PROBED: Final = 0.1
 """Shares of the time left that it may take: runs like those before, one with all cores."""
-SHARED_MARGIN: Final = 0.75
-"""The share where they share a device, and how much they slow each other is not known."""
+SAFE_UNTIMED: Final = 0.75
+"""`SAFE` of runs that share a device, if how much they slow each other was not timed."""
 SPEEDUP: Final = 0.7
 """Of the number of cores, for which one run gets them all."""
 MAX_FINALE: Final = 4
@@ -192,7 +192,7 @@ class Search:
         rows = self._timed_finale(count)
         if not wide or not rows or not clock.is_timed(wide[0]):
             return rows
-        alike = replace(rows[0], recipe=replace(rows[0].recipe, batches=1))
+        alike = rows[0].one_batch
         single, several = clock.predict(alike), clock.predict(replace(alike, threads=cores))
         return wide if single >= SPEEDUP * cores * several else rows
 
@@ -218,8 +218,7 @@ class Search:
 
         More may be spent on all cores, whose speed cannot be told from earlier runs.
         """
-        one = (replace(row, recipe=replace(row.recipe, batches=1)) for row in rows)
-        seconds = PROBE_BATCHES * max(map(self.clock.predict, one))
+        seconds = PROBE_BATCHES * max(self.clock.predict(row.one_batch) for row in rows)
         return seconds < (MAX_PROBED if rows[0].threads else PROBED) * self.clock.left
 
     def _time(self, rows: Sequence[Row]) -> None:
@@ -257,7 +256,10 @@ class Search:
         return max(compute / self.most_runs, self._share(self.clock.share(row)))
 
     def _affords(self, row: Row) -> bool:
-        """Whether a run can still be trained to its end."""
+        """Whether there is room for a run: in compute and, to its end, in time.
+
+        The model as given always trains; a run that was interrupted goes on until time is up.
+        """
         if row.number == 0 or row.trained:
             return self.clock.left > 0 or not row.trained
         compute = self.runs + row.cost * row.recipe.batches / self.ladder.full
@@ -265,10 +267,10 @@ class Search:
 
     def _fitting(self, count: int, row: Row) -> int:
         """Batches that each of some networks can be trained on in the time that is left."""
-        one = replace(row, recipe=replace(row.recipe, batches=1), trained=0)
+        one = row.one_batch
         each = max(count * self.clock.share(one), self.clock.predict(one))
         sure = self.clock.is_timed(row) or count <= self.trainer.at_once
-        margin = SAFE if sure else SHARED_MARGIN
+        margin = SAFE if sure else SAFE_UNTIMED
         left = max(0.0, self.clock.left - self._start_up)
         return int(margin * left / each) if each > 0 else 0
 
@@ -406,7 +408,7 @@ class Search:
         self._replace([fresh])
         if done:
             self._store.checkpoint(outcome.number).unlink(missing_ok=True)
-        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+        if time.monotonic() - self._saved_at > TABLE_SECONDS:
             self._save()
 
     def _replace(self, fresh: Sequence[Row]) -> None:

@@ -149,8 +149,8 @@ def resume_training(
 ) -> str:
     """Command that resumes training in `folder`, a path that works where the user stands.
 
-    `trust`: the task is a file, whose code is run only on request. `ranks`: processes that train
-    together on this machine.
+    `trust`: its task or reward is a file, whose code is run only on request. `ranks`: processes
+    that train together on this machine.
 
     >>> resume_training(Path("my runs/a"), "ppo", rounds=10)
     "esper train ppo --resume 'my runs/a' --rounds 10"

@@ -489,7 +489,7 @@ def test_a_stop_saves_and_judges_what_is_under_way_and_resume_is_bitwise(tmp_pat
 
 
 def test_runs_are_saved_on_the_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(captured, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(captured, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(captured, "STARTING_SECONDS", 0.0)  # else they end before the second starts
     jobs = jobs_of(tmp_path, count=2)
     found = train_all(CapturedTrainer(TASK, machine=FakeMachine()), jobs)

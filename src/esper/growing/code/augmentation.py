@@ -1,4 +1,4 @@
-"""Augmentation of a script: the same random changes as those of the search, drawn by torch."""
+"""Augmentation of a script: random changes of the same distribution as in the search, by torch."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ x = x + {NOISE} * spread * torch.randn_like(x)
 """
 _OPERATIONS: Final[Mapping[tuple[str, int], tuple[str, str]]] = {
     ("flip", 3): ("flip them left to right", _FLIP),
-    ("shift", 2): ("shift them by an eighth of their length at most", _SHIFT),
-    ("shift", 3): ("shift them by an eighth of a side at most", _SHIFT),
-    ("cutout", 3): ("blank a window of a quarter of a side", _CUTOUT),
-    ("scale", 2): ("scale them by a fifth at most", _SCALE),
-    ("noise", 1): ("add noise of a tenth of each column's deviation", _NOISE),
-    ("noise", 2): ("add noise of a tenth of each channel's deviation", _NOISE),
+    ("shift", 2): (f"shift them by 1/{SHIFT} of their length at most", _SHIFT),
+    ("shift", 3): (f"shift them by 1/{SHIFT} of a side at most", _SHIFT),
+    ("cutout", 3): (f"blank a window of 1/{CUTOUT} of a side", _CUTOUT),
+    ("scale", 2): (f"scale them by {SCALE:.0%} at most", _SCALE),
+    ("noise", 1): (f"add noise of {NOISE:.0%} of each column's deviation", _NOISE),
+    ("noise", 2): (f"add noise of {NOISE:.0%} of each channel's deviation", _NOISE),
 }
 """(operation, axes of a sample) -> what it does, and how."""
 

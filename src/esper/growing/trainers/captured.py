@@ -23,7 +23,7 @@ from esper.device.streams import any_stream
 from esper.growing.runs import How
 from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
-from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS
+from esper.growing.trainers.eager import CHECKPOINT_SECONDS, TICK_SECONDS
 from esper.growing.trainers.feeds import Feed
 from esper.growing.trainers.job import Job, Outcome, Tick
 from esper.growing.trainers.kinds import Kinds
@@ -56,13 +56,13 @@ STREAM_BURST: Final = 4
 
 
 class CapturedRun:
-    """A run on its lane."""
+    """A run on one of the streams that work side by side."""
 
     def __init__(self, program: Program, lane: int, machine: Machine) -> None:
         self.program, self.lane, self._machine = program, lane, machine
         self.began = self.saved = time.monotonic()
         self.paused = self.stopped = False
-        """Nothing more is queued: so that it can be saved or judged; as it is to end there."""
+        """Nothing more is queued: until it is saved or judged; for good."""
         self.bytes = 0
         self._earlier = program.seconds
         self._feed: Feed | None = None
@@ -399,7 +399,7 @@ class CapturedTrainer:
             run.look()
             if run.program.done:
                 continue
-            if now - run.saved > SAVE_SECONDS:
+            if now - run.saved > CHECKPOINT_SECONDS:
                 run.paused = True
                 if run.idle:
                     with self._machine.on(None):

@@ -18,7 +18,7 @@ from esper.growing.trainers.task import Task
 
 TICK_SECONDS: Final = 0.1
 """How often `tick` is called."""
-SAVE_SECONDS: Final = 60.0
+CHECKPOINT_SECONDS: Final = 60.0
 """How often a run under way is saved."""
 
 
@@ -45,7 +45,7 @@ class EagerRun:
         if program.done:
             self.over = True
             return [program.outcome(self._how)]
-        if now - self._saved > SAVE_SECONDS:
+        if now - self._saved > CHECKPOINT_SECONDS:
             program.save()
             self._saved = time.monotonic()
         return program.judge_on_the_way(self._how) if program.wants_judging else []

@@ -40,7 +40,7 @@ Capture = Callable[[Callable[[], None]], Recording]
 
 
 class Program:
-    """A run under way."""
+    """The training of a run: network, optimiser, batches and random numbers, and how far it is."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Program:
         self._loss = task.training_loss(job.recipe)
         self._rates = task.own.rates(job.recipe, self.optimizer)
         self._static_rates = torch.empty(0)
-        self._every = max(1, job.recipe.batches // POINTS)
-        self._checked = min(self._every, CHECKED)
+        self._curve_every = max(1, job.recipe.batches // POINTS)
+        self._checked = min(self._curve_every, CHECKED)
         if resume:
             self.resume()
         self.average: Average | None = None
@@ -233,13 +233,13 @@ class Program:
     def until_due(self) -> int:
         """Batches until the loss is looked at, or the weights are."""
         left = self._checked - self.trained % self._checked
-        point = self._every - self.trained % self._every
+        point = self._curve_every - self.trained % self._curve_every
         if self.average is not None:
             left = min(left, self.average.every - self.trained % self.average.every)
         return min(left, point, self.recipe.batches - self.trained)
 
     def _is_point(self, number: int) -> bool:
-        return number % self._every == 0 or number >= self.recipe.batches
+        return number % self._curve_every == 0 or number >= self.recipe.batches
 
     def restart_total(self) -> None:
         """After a point of the curve the sum of losses starts again."""
@@ -253,7 +253,7 @@ class Program:
         if not math.isfinite(total):
             self.finite, self.trained = False, number
         if self._is_point(number) or not self.finite:
-            self.curve.append((number, total / ((number - 1) % self._every + 1)))
+            self.curve.append((number, total / ((number - 1) % self._curve_every + 1)))
 
     # ---- its end --------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from esper.device.shards import Shards
 from esper.growing.ranks import ShardRanks
 from esper.growing.runs import How
 from esper.growing.trainers.data import Batch, BatchSource, StreamReader
-from esper.growing.trainers.eager import SAVE_SECONDS, TICK_SECONDS
+from esper.growing.trainers.eager import CHECKPOINT_SECONDS, TICK_SECONDS
 from esper.growing.trainers.job import Job, Outcome, Tick
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.shard_network import (
@@ -85,7 +85,7 @@ class ShardedTrainer:
             program.seconds = earlier + ranks.now() - began
             rest = _batches_to_tick(known, (program.trained, ranks.now()))
             known = program.trained, ranks.now()
-            if not program.done and (stopped or ranks.now() - saved > SAVE_SECONDS):
+            if not program.done and (stopped or ranks.now() - saved > CHECKPOINT_SECONDS):
                 program.save()
                 saved = ranks.now()
         return program.outcome(self.how()), stopped

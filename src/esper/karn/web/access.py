@@ -30,7 +30,7 @@ class Access:
     names: frozenset[str]
     """Host names that requests may carry, in lower case."""
     any_address: bool
-    """Whether a Host may be any IP address; else it must be one of this machine's own (127.0.0.1).
+    """Whether a Host may be any IP address; else it must be a loopback one (127.0.0.1).
 
     Attacks that rebind a name need a name, so an address is safe."""
 

@@ -74,11 +74,11 @@ class Guard:
         origins = [] if is_http else asked.headers.getlist("origin")
         if not all(self._access.allows_origin(origin, hosts[0]) for origin in origins):
             return 403, "A page of another site asked."
-        if self._access.token is not None and not self._knows(asked):
+        if self._access.token is not None and not self._is_authenticated(asked):
             return 401, "A token is needed: open the address that esper serve printed."
         return None
 
-    def _knows(self, asked: HTTPConnection) -> bool:
+    def _is_authenticated(self, asked: HTTPConnection) -> bool:
         scheme, _, given = asked.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._access.is_token(given.strip()):
             return True

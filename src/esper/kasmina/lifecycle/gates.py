@@ -1,7 +1,8 @@
 """Gates between stages, as array conditions.
 
-Permissive gates (the default with a learned controller) check safety only; strict gates also check
-quality. A missing measurement (NaN) keeps a gate closed.
+Permissive gates, the default, check safety only; strict gates also check quality. The shadow loss
+is that of the network with the seed switched on in full. A missing measurement (NaN) keeps a gate
+closed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Asks before running a task file that only a config file or run folder names, because these may
-come from someone else.
+"""Asks before running a file, a task or a reward, that only a config file or run folder names,
+because these may come from someone else.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from esper.simic.training.runs.folder import (
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.policy_file import LEARNER, RunPolicy, newest_run, read_policy
-from esper.simic.training.runs.task_source import require_task_file
+from esper.simic.training.runs.sources import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.make_policy import (
     heuristic_config,

@@ -15,7 +15,6 @@ from esper.simic.training.runs.folder import report_dir
 from esper.simic.training.runs.policy_file import LEARNER
 from esper.storage.run_files import LEARNING
 from esper.storage.sessions import resume_training
-from esper.tasks.task_files import is_file_reference
 
 
 def report_paths(folder: Path) -> tuple[Path, Path]:
@@ -33,8 +32,7 @@ def report_learner(config: TrainPPO, learnt: Learnt) -> None:
         "judged": learnt.judged.numbers(),
         "history": [to_json(record) for record in learnt.history],
     }
-    trust = is_file_reference(training.task.name)
-    longer = resume_training(folder, LEARNER, 2 * training.rounds, trust)
+    longer = resume_training(folder, LEARNER, 2 * training.rounds, bool(training.user_files))
     lines = (
         ("history", place),
         ("run folder", folder),

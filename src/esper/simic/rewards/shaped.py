@@ -38,7 +38,7 @@ STAGE_POTENTIAL: Final[Doubles] = np.array(
 
 
 class ScoreChangeReward(ModeReward):
-    """`score` for any family: change of score - upkeep. Equals `ScoreReward` for contribution."""
+    """`score` of the loss family: change of score - upkeep. `ScoreReward` is the other's."""
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
         """Change of score."""

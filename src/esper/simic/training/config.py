@@ -28,6 +28,7 @@ from esper.simic.rewards.config import RewardConfig
 from esper.tamiyo.frozen_heads import PLAIN_BLEND, FrozenHeads, check_frozen
 from esper.tamiyo.network_config import GROWING_PRIOR, NetworkConfig
 from esper.tasks.context_files import read_context
+from esper.tasks.task_files import is_file_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,6 +209,11 @@ class TrainingConfig:
                 f"cut_stragglers={share} with rollout_steps={self.population.rollout_steps}: a cut "
                 f"ends the episodes of a rank, which must then be whole rollouts; set one of both"
             )
+
+    @property
+    def user_files(self) -> tuple[str, ...]:
+        """References of files that hold code of the user's own: a task, a reward."""
+        return tuple(name for name in (self.task.name, self.reward.own) if is_file_reference(name))
 
     def engine_config(self) -> EngineConfig:
         """Convert to an `EngineConfig`; raises on settings that cannot run."""

@@ -40,7 +40,7 @@ from esper.nissa.trackers.names import TrackerName
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
-from esper.simic.training.runs.task_source import copy_task_file
+from esper.simic.training.runs.sources import copy_user_file
 from esper.storage import run_files
 from esper.storage.atomic import require_folder, sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
@@ -269,7 +269,8 @@ class RunFolder:
         self.info = replace(self.info, schema=SCHEMA, sessions=sessions)
         self._write(CONFIG, config)
         self._write(RUN, self.info)
-        copy_task_file(self.path, config.task.name)
+        for reference in config.user_files:
+            copy_user_file(self.path, reference)
         self._in_session = True
 
     def end(self, end: SessionEnd, failure: str = "") -> None:

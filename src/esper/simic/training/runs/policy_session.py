@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from esper.leyline.codec import read_record
-from esper.leyline.errors import EsperError
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import Summary
 from esper.simic.training.runs.checkpoints import task_facts
@@ -23,6 +22,7 @@ from esper.simic.training.runs.policy_file import RunPolicy, check_policy, write
 from esper.simic.training.runs.resume import (
     check_changes,
     check_task_facts,
+    require_rounds,
     task_file_change,
     version_notes,
 )
@@ -82,11 +82,7 @@ class PolicySession(RunSession):
             *check_changes(folder.config, config),
             *task_file_change(folder.path, config),
         )
-        if config.rounds < len(self.rounds):
-            raise EsperError(
-                f"rounds={config.rounds}: {folder.path} already has {len(self.rounds)} rounds; use "
-                f"{len(self.rounds)} or more"
-            )
+        require_rounds(folder.path, config.rounds, len(self.rounds))
 
     def begin(self, engine: VectorizedEngine) -> list[str]:
         """Record the session and set the engine to the next round; returns lines to print."""

@@ -1,7 +1,8 @@
 """Resuming a run: find its newest valid checkpoint, check settings and task, load it.
 
-`MAY_CHANGE` lists the settings that may differ; any other difference raises and is named. Newer
-checkpoints that cannot be read are moved aside, so that a later resume does not pick them up.
+`MAY_CHANGE` lists the settings that may differ, and a task file may have moved; any other
+difference raises and is named. Newer checkpoints that cannot be read are moved aside, so that a
+later resume does not pick them up.
 """
 
 from __future__ import annotations
@@ -123,12 +124,14 @@ def find_resume_point(path: Path, before: TrainingConfig, config: TrainingConfig
         changes |= _changes(checkpoint.config, config, str(checkpoint.path))
     lines = [str(changes[name]) for name in sorted(changes)]
     start = ResumePoint(found, checkpoint, (*lines, *task_file_change(path, config)))
-    if config.rounds < start.rounds_done:
-        raise EsperError(
-            f"rounds={config.rounds}: {path} already has {start.rounds_done} rounds; use "
-            f"{start.rounds_done} or more"
-        )
+    require_rounds(path, config.rounds, start.rounds_done)
     return start
+
+
+def require_rounds(path: Path, rounds: int, done: int) -> None:
+    """Raise if a run is to have fewer rounds than it has."""
+    if rounds < done:
+        raise EsperError(f"rounds={rounds}: {path} already has {done} rounds; use {done} or more")
 
 
 def restore(

@@ -27,7 +27,6 @@ from esper.simic.training.runs.kept_members import KeptMembers
 from esper.simic.training.runs.policy_file import LEARNER
 from esper.simic.training.runs.resume import Resumed, emit_resumed, find_resume_point, restore
 from esper.storage.sessions import one_line, resume_training
-from esper.tasks.task_files import is_file_reference
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
@@ -77,7 +76,7 @@ class RunSession(ABC):
                 self.members.store_plain(engine, LAST_SECONDS)
                 done = engine.round >= rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
-                trust = is_file_reference(self._config.task.name)
+                trust = bool(self._config.user_files)
                 command = resume_training(folder.path, policy, trust=trust, ranks=processes)
                 how = f"{saved}; resume with: {command}"
                 if done:

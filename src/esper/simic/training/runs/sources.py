@@ -1,4 +1,5 @@
-"""Copies of a user's task file in the run folder: what was trained stays readable.
+"""Copies of the user's own files, a task or a reward, in the run folder: what was trained stays
+readable.
 
 source/my_task.py        the file of the first session
 source/my_task-2.py      the file of a later session that found it changed
@@ -8,6 +9,7 @@ Only the file itself is copied, not what it imports.
 
 from __future__ import annotations
 
+from glob import escape
 from pathlib import Path
 
 from esper.leyline.errors import EsperError
@@ -16,10 +18,8 @@ from esper.storage.run_files import SOURCE
 from esper.tasks.task_files import is_file_reference, split_reference
 
 
-def copy_task_file(run: Path, reference: str) -> None:
-    """Copy the task file into the run folder, unless this version is there already."""
-    if not is_file_reference(reference):
-        return
+def copy_user_file(run: Path, reference: str) -> None:
+    """Copy a file into the run folder, unless this version is there already."""
     path = Path(split_reference(reference)[0])
     try:
         content = path.read_bytes()
@@ -27,7 +27,7 @@ def copy_task_file(run: Path, reference: str) -> None:
         return  # a task registered under this name, or a file that went away
     folder = run / SOURCE
     folder.mkdir(exist_ok=True)
-    copies = [place.read_bytes() for place in sorted(folder.iterdir()) if place.is_file()]
+    copies = [place.read_bytes() for place in _copies(folder, path)]
     if content not in copies:
         number = f"-{len(copies) + 1}" if copies else ""
         write_atomic(folder / f"{path.stem}{number}{path.suffix}", content)
@@ -38,6 +38,14 @@ def require_task_file(run: Path, reference: str) -> None:
     text, name = split_reference(reference)
     if not is_file_reference(reference) or Path(text).exists():
         return
-    copies = sorted((run / SOURCE).glob(f"{Path(text).stem}*.py"))
+    copies = _copies(run / SOURCE, Path(text))
     where = f", or its copy, {copies[-1]}{f':{name}' if name else ''}" if copies else ""
     raise EsperError(f"task file {text} is gone: give its new place with --task{where}")
+
+
+def _copies(folder: Path, path: Path) -> list[Path]:
+    """Copies of all versions of a file, the oldest first."""
+    first = folder / path.name
+    later = folder.glob(f"{escape(path.stem)}-[0-9]*{path.suffix}")
+    by_number = sorted(later, key=lambda copy: (len(copy.name), copy.name))
+    return [first, *by_number] if first.is_file() else by_number
