@@ -168,6 +168,91 @@ class Own(nn.Module):
         return self.out(self.lstm(h)[0][:, -1])
 
 
+class Norm(nn.Module):
+    """Root mean square of the channels, with a weight of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return x * x.pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt() * self.weight
+
+
+class ScaledLayer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = Norm(width), nn.Linear(width, width)
+        self.gamma = nn.Parameter(1e-3 * torch.ones(width))
+        self.shifts = nn.ParameterList([nn.Parameter(torch.full((width,), 0.5))])
+
+    def forward(self, x):
+        return x + self.gamma * self.linear(self.norm(x) + self.shifts[0])
+
+
+class Scaled(nn.Module):
+    """Several parameters of a name that belong to modules of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.layers = nn.ModuleList([ScaledLayer(8), ScaledLayer(8)])
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, std=0.02)
+
+    def forward(self, x):
+        x = self.read(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+class Pair(nn.Module):
+    def __init__(self, before: int, between: int, after: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(before, between, 1), nn.Conv2d(between, after, 1)
+
+    def forward(self, x):
+        return self.second(F.relu(self.first(x)))
+
+
+class Branch(nn.Module):
+    def __init__(self, before: int, between: int, after: int, last: int) -> None:
+        super().__init__()
+        self.pair, self.conv = Pair(before, between, after), nn.Conv2d(after, last, 1)
+
+    def forward(self, x):
+        return self.conv(F.gelu(self.pair(x)))
+
+
+class Branches(nn.Module):
+    """Blocks of blocks that differ in everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = Pair(1, 4, 8)
+        self.left, self.right = Branch(8, 4, 8, 12), Branch(8, 6, 12, 6)
+        self.out = nn.Linear(18, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        batch, channels, *_ = x.shape
+        x = torch.cat([self.left(x), self.right(x)], 1) + x.view(batch, channels, -1).mean()
+        return self.out(x.mean((2, 3)))
+
+
+class Group(nn.Module):
+    """Called as what scripts hold parts by name with, which it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"first": nn.Linear(4, 8), "second": nn.Linear(8, 3)})
+
+    def forward(self, x):
+        return self.parts["second"](torch.relu(self.parts["first"](x)))
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -228,6 +313,14 @@ CASES = {
     "encoder": Case(Encoder, signals, recipe=Recipe("adamw", 0.003, 0.01, 1.0, 32, 200)),
     "own parameters": Case(Own, signals),
 }
+
+
+BUILT = CASES | {
+    "scales": Case(Scaled, rows),
+    "blocks of blocks": Case(Branches, images),
+    "parts by name": Case(Group, rows),
+}
+"""Those whose networks are built, too; the others are trained besides."""
 
 
 @dataclass(frozen=True)

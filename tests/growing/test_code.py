@@ -19,11 +19,23 @@ from torch import nn
 
 import esper
 import user_models
-from code_support import CASES, RECIPE, Case, ResNet, Written, images, mlp, rows, run_here, written
+from code_support import (
+    BUILT,
+    CASES,
+    RECIPE,
+    Case,
+    ResNet,
+    Written,
+    images,
+    mlp,
+    rows,
+    run_here,
+    written,
+)
 from esper.growing.api import prepare_run
 from esper.growing.code.augmentation import augment_lines
 from esper.growing.code.constants import ANGLES, constant_source
-from esper.growing.code.expressions import Imports
+from esper.growing.code.expressions import Imports, function_name
 from esper.growing.code.objectives import loss_lines, metric_lines
 from esper.growing.code.script import Subject, network_script
 from esper.growing.code.scripts import Scripts
@@ -48,7 +60,7 @@ DRAWS = 12
 
 @cache
 def script(name: str) -> Written:
-    return written(CASES[name])
+    return written(BUILT[name])
 
 
 def moved(network: nn.Module) -> nn.Module:
@@ -63,7 +75,7 @@ def moved(network: nn.Module) -> nn.Module:
 # ---- the network --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", BUILT)
 def test_with_the_weights_of_a_run_the_script_has_its_network(name, monkeypatch):
     found = script(name)
     network = moved(found.build(3))
@@ -76,7 +88,7 @@ def test_with_the_weights_of_a_run_the_script_has_its_network(name, monkeypatch)
         assert expected.std() > 1e-3, "a test that can fail"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", BUILT)
 def test_initial_weights_are_drawn_as_the_search_draws_them(name, monkeypatch):
     found = script(name)
     make = run_here(found.text, monkeypatch)["make_model"]
@@ -229,11 +241,17 @@ def test_scripts_read_like_code_by_hand():
     assert text.count("class Block(nn.Module):") == 1, "equal blocks share a class"
     assert 'nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")' in text
     gpt = script("gpt").text
-    assert "x = self.qkv(x).chunk(3, -1)" in gpt
+    assert "q, k, v = self.qkv(x).chunk(3, -1)" in gpt
     assert "return self.head(self.norm(self.layers(x)))" in gpt
     assert "self.head.weight = self.tokens.weight" in gpt
     assert max(map(len, gpt.splitlines())) <= 100
     assert not re.search(r"\besper\b", text.split('"""')[2])
+
+
+def test_functions_have_their_public_names():
+    for function in (F.threshold, F.max_pool2d, torch.add, F.scaled_dot_product_attention):
+        assert function_name(function, Imports()).rpartition(".")[2].isidentifier()
+        assert "._" not in function_name(function, Imports())
 
 
 # ---- training -----------------------------------------------------------------------------------

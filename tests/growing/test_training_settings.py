@@ -80,9 +80,9 @@ def test_clipped_gradients_move_weights_no_further(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"clip": 0.0}, "clip=0.0: give the longest gradient, a number above 0, or None"),
-        ({"clip": float("inf")}, "clip=inf: give the longest"),
-        ({"clip": "auto"}, "clip='auto': give the longest"),
+        ({"clip": 0.0}, "clip=0.0: give the maximum gradient norm, a number above 0, or None"),
+        ({"clip": float("inf")}, "clip=inf: give the maximum"),
+        ({"clip": "auto"}, "clip='auto': give the maximum"),
         ({"epochs": float("inf")}, "epochs=inf: give a finite number above 0, or 'auto'"),
         ({"epochs": 1e300}, "epochs=1e+300: 6e+300 batches; give fewer"),
         ({"inherit": "yes"}, "inherit='yes': give True or False"),

@@ -32,6 +32,7 @@ class LiveLine:
         """
         self._line = line
         self._stream = sys.stderr if stream is None else stream
+        self.encoding = getattr(self._stream, "encoding", None)
         self.is_terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._drawn, self._printed = False, time.monotonic()
         self._lock, self._stopped = threading.RLock(), threading.Event()
@@ -91,11 +92,12 @@ class LiveLine:
         return (columns or shutil.get_terminal_size().columns) - 1
 
 
-def bar(share: float, width: int) -> str:
+def bar(share: float, width: int, encoding: str | None = "utf-8") -> str:
     """A bar of a number of characters, filled to a share.
 
-    >>> bar(0.5, 6), bar(1.5, 2)
-    ('━━━───', '━━')
+    >>> bar(0.5, 6), bar(1.5, 2), bar(0.25, 4, "latin-1")
+    ('━━━───', '━━', '#---')
     """
+    full, empty = "━─" if (encoding or "").lower().startswith("utf") else "#-"
     filled = round(width * min(1.0, max(0.0, share)))
-    return "━" * filled + "─" * (width - filled)
+    return full * filled + empty * (width - filled)

@@ -211,7 +211,7 @@ class ProgressPrinter:
             return f"{self._phase}: {newest}"
         words = f"{self._phase} " + "  ".join(newest.words())
         width = min(BAR, columns - len(words) - 1)
-        drawn = f"{bar(newest.share, width)} " if width > 1 else ""
+        drawn = f"{bar(newest.share, width, self._live.encoding)} " if width > 1 else ""
         return f"{self._phase} {drawn}{'  '.join(newest.words())}"[:columns]
 
 

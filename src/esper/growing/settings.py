@@ -98,7 +98,7 @@ class GrowSettings:
     """Weight decay of the optimizer; auto: 0.05 with AdamW, 0.0005 with SGD,
     and others are tried."""
     clip: float | None = 1.0
-    """Norm that longer gradients of a network are scaled down to; None: none are."""
+    """Maximum norm of the gradient of a network; None: no clipping."""
     amp: bool | Literal["auto"] = "auto"
     """Train in bfloat16 by autocast, with float32 weights; auto: on a GPU."""
     refit: bool | Literal["auto"] = "auto"
@@ -166,7 +166,7 @@ class GrowSettings:
             ("weight_decay", decay or _is_positive(self.weight_decay),
              "give a number of 0 or more, or 'auto'"),
             ("clip", self.clip is None or _is_positive(self.clip),
-             "give the longest gradient, a number above 0, or None"),
+             "give the maximum gradient norm, a number above 0, or None"),
             ("inherit", isinstance(self.inherit, bool), "give True or False"),
             ("refit", isinstance(self.refit, bool) or self.refit == "auto",
              "give True, False, or 'auto'"),

@@ -413,6 +413,22 @@ def test_stopped_runs_are_saved_judged_and_continued_to_the_same_end(crew, tmp_p
     assert same(found[number], expected[number])
 
 
+def test_a_stopped_search_does_not_wait_for_a_worker_that_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr("esper.growing.trainers.workers.STOP_SECONDS", 1.0)
+    crew, hung = Crew(make_task(), 1), []
+    crew.make_ready(tmp_path)
+
+    def stop(running) -> bool:
+        if len(running) == 2 and not hung:
+            hung.append(crew.transport.pid(0))
+            os.kill(hung[0], signal.SIGSTOP)
+        return bool(hung)
+
+    assert len(trained(crew.trainer, jobs_in(tmp_path, 2, 10**6), stop)) == 1, "the run of its own"
+    assert not Path(f"/proc/{hung[0]}").exists()
+    crew.trainer.close()
+
+
 def test_a_killed_worker_is_replaced_and_its_run_continues(crew, tmp_path, alone):
     pid = crew.transport.pid(0)
     crew.shown.clear()

@@ -524,6 +524,23 @@ def test_a_page_opens_with_the_token_alone(own, tmp_path):
         page.locator("#score canvas").wait_for()  # the socket has the cookie, too
 
 
+def test_a_reader_makes_an_axis_logarithmic_and_undoes_it(own):
+    messages: list[str] = []
+    with server(own) as (address, _), browser(messages=messages) as page:
+        page.goto(f"{address}runs/ppo")
+        page.locator("#speed canvas").wait_for()
+        button = page.locator("#speed button", has_text="Log scale")
+        linear = page.locator("#speed canvas").screenshot()
+        for pressed in ("true", "false"):
+            button.focus()
+            page.keyboard.press("Enter")
+            assert button.get_attribute("aria-pressed") == pressed
+            drawn = page.locator("#speed canvas").screenshot()
+            assert (drawn == linear) is (pressed == "false")
+        assert page.locator("#score button:visible", has_text="Log scale").count() == 0
+    assert messages == []
+
+
 def test_the_page_says_calmly_that_the_server_is_gone(own):
     with browser() as page:
         with server(own) as (address, _):

@@ -124,6 +124,31 @@ def test_time_first_activations_are_no_places():
     assert host.topology == "mlp"  # behind the mean over time only
 
 
+class Lengths(nn.Module):
+    """Reads a size, in the end, of a tensor that is gone by then."""
+
+    def __init__(self, extra: int) -> None:
+        super().__init__()
+        self.extra = extra
+        self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = torch.cat([x, x[: self.extra]] if self.extra else [x, x]).size(0)
+        h = F.relu(self.b(F.relu(self.a(x))))
+        return self.c(h + torch.ones(length, 8)[: len(h)])
+
+
+@pytest.mark.parametrize(
+    ("extra", "places"),
+    [(0, ["after relu behind a", "after relu behind b"]), (1, ["after add behind b"])],
+)
+def test_a_place_passes_on_all_sizes_that_are_read_behind_it(extra: int, places: list[str]):
+    host = trace_model(model := Lengths(extra), VECTORS)
+    assert list(host.places.values()) == places
+    x = torch.randn(7, 6)
+    assert torch.equal(planted_model(host, {}, 1)(x), model(x))
+
+
 # ---- the user's model ------------------------------------------------------------------------
 
 
@@ -302,6 +327,25 @@ def test_twin_of_a_residual_block_adds_what_the_block_adds():
     host = trace_model(ResNet(blocks=2), IMAGES, slots=["layer1.0", "layer1.1"])
     assert host.plan.residual == (False, True)
     assert not any(trace_model(sequential_cnn(), IMAGES).plan.residual)
+
+
+class Skips(nn.Sequential):
+    """Two blocks whose sum passes an activation."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(2)))
+        self.activation, self.head = activation, nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(2):
+            x = self.activation(x + self[number](x))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.GELU(), nn.SiLU()])
+def test_what_passes_an_activation_in_the_end_is_a_residual_block_too(activation: nn.Module):
+    host = trace_model(Skips(activation), IMAGES, slots=2)
+    assert host.plan.residual == (True, True)
 
 
 # ---- what cannot be --------------------------------------------------------------------------

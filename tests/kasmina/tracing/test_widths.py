@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import cache
+from statistics import median
 from typing import Any
 
 import pytest
@@ -71,6 +72,13 @@ def built(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
         return factory()
 
 
+def width_ratio(model: nn.Module, base: nn.Module) -> float:
+    """How many times as wide its layers are, in the middle."""
+    pairs = zip(model.parameters(), base.parameters(), strict=True)
+    sizes = [pair for one, two in pairs for pair in zip(one.shape, two.shape, strict=True)]
+    return median(new / old for new, old in sizes if new != old)
+
+
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
 )
@@ -82,6 +90,7 @@ def test_outputs_stay_and_sizes_follow_the_factor(name: str):
         model = found.factory()
         assert output_shape(name, model) == output_shape(name, base)
         assert shapes(model).keys() == shapes(base).keys()
+        assert width_ratio(model, base) == pytest.approx(factor, rel=0.05)
         sizes.insert(-1 if factor < 1 else len(sizes), count(model))
     assert sizes == sorted(set(sizes))
 

@@ -28,7 +28,10 @@ from esper.growing.code.parts import (
 from esper.growing.code.scopes import Scope, drop_defaults, is_flag, plain_call, root_scope
 from esper.kasmina.plain.plain_graph import KeepsModes
 
-_TAKEN: Final = {"nn", "F", "torch", "np", "math", "train", "augment", "schedule", "evaluate"}
+_TAKEN: Final = (
+    "nn", "F", "torch", "np", "math", "train", "augment", "schedule", "evaluate", "Group",
+)  # fmt: skip
+"""Names that a script has besides those of its classes."""
 _TensorPart = Callable[[str, Tensor], Call]
 """(path, tensor) -> how it is built."""
 
@@ -66,11 +69,11 @@ class _Writer:
     ) -> None:
         self._network, self._imports, self._tensor_part = network, imports, tensor_part
         drop_defaults(network)
-        self._root = root_scope(network.graph, name)
+        self._names: set[str] = {*_TAKEN}
+        self._root = root_scope(network.graph, self._class_name(name))
         self._built: dict[str, Call] = {}
         """Path -> how it is built: scopes are, once their class is known."""
         self._classes: list[str] = []
-        self._names: set[str] = {*_TAKEN, "Group", name}
         self._targets = _targets(network)
         self._paths = [*self._targets, *(scope.path for scope in self._root.inner())]
         """Scopes may have no tensors."""
@@ -206,14 +209,14 @@ class _Writer:
     def _ties(self) -> list[str]:
         """Parameters that are another one."""
         first: dict[int, str] = {}
-        found = []
+        found, parts = [], self._parts("")
         for path, parameter in self._network.named_parameters(remove_duplicate=False):
             before = first.setdefault(id(parameter), path)
             if before != path:
                 owner, _, leaf = path.rpartition(".")
-                found.append(
-                    f"{_dotted(owner, 'submodule')}.{leaf} = {_dotted(before, 'parameter')}"
-                )
+                at, value = _access(parts, owner), _access(parts, before)
+                plain = f"{at}.{leaf} = {value}"
+                found.append(plain if is_name(leaf) else f'setattr({at}, "{leaf}", {value})')
         return found
 
     def _evaluated(self) -> list[str]:
@@ -257,7 +260,7 @@ def _height(scope: Scope, sequences: set[Scope]) -> int:
 def _access(parts: Mapping[str, Any], path: str) -> str:
     """The expression of a module or tensor below `self`, which holds these parts."""
     at, by_number = "self", bool(numbered(parts))
-    for name in path.split("."):
+    for name in filter(None, path.split(".")):
         if by_number and name.isdigit():
             at = f"{at}[{name}]"
         else:
@@ -266,11 +269,3 @@ def _access(parts: Mapping[str, Any], path: str) -> str:
         by_number = isinstance(part, Call) and part.listed
         parts = part.args if isinstance(part, Call) else {}
     return at
-
-
-def _dotted(path: str, kind: str) -> str:
-    """The expression of a submodule or parameter of the whole network."""
-    names = path.split(".")
-    if path and not all(map(is_name, names)):
-        return f'self.get_{kind}("{path}")'
-    return ".".join(["self", *filter(None, names)])

@@ -167,8 +167,10 @@ def arguments(node: fx.Node, render: Render, first: int = 0) -> str:
 def function_name(function: Any, imports: Imports) -> str:
     """How a script calls a function; one of the user's is imported."""
     name = getattr(function, "__name__", "")
+    names = (name, name.rpartition("_")[2], name.replace("_", ""))
+    public_first = sorted(names, key=lambda text: text.startswith("_"))
     for owner, module in _MODULES.items():
-        for found in (name, name.rpartition("_")[2], name.replace("_", "")):
+        for found in public_first:
             if getattr(module, found, None) is function:
                 return f"{owner}{found}"
     return imports.add(function)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Final
@@ -18,6 +18,9 @@ from esper.growing.code.scopes import Scope, is_flag, is_free
 _MAX_COLUMNS: Final = 76
 """Of an expression that other ones are written into."""
 _NAMES: Final = ("x", "y", "z", "u", "v", "w")
+_PARTS: Final = ("q", "k", "v")
+"""Names of what a tensor is split into."""
+_SIZES: Final = ("n", "m", "d", "e")
 _TAKEN: Final = ("self", "F", "nn", "torch", "math", "operator")
 
 
@@ -46,6 +49,8 @@ class _Writer:
     def __init__(self, scope: Scope, access: Callable[[str], str], imports: Imports) -> None:
         self._scope, self._access, self._imports = scope, access, imports
         self._items = {step for step in scope.steps if _is_item(step)}
+        self._unpacked = {step: found for step in scope.steps if (found := self._parts_of(step))}
+        """Step -> the items that it is unpacked into."""
         self._inlined: dict[fx.Node, _Statement] = {}
         self._names: dict[fx.Node, str] = {}
 
@@ -98,6 +103,14 @@ class _Writer:
             (node,) = node.all_input_nodes
         return node
 
+    def _parts_of(self, step: fx.Node | Scope) -> list[fx.Node]:
+        """The items of a step, if they are the first ones, each once, and all that is read."""
+        value = step.output if isinstance(step, Scope) else step
+        found = sorted((user for user in value.users if user in self._items), key=_number)
+        numbers = list(map(_number, found))
+        whole = len(found) == len(value.users) > 1 and step not in self._items
+        return found if whole and numbers == list(range(len(found))) else []
+
     def _fits(self, before: _Statement, one: _Statement) -> bool:
         self._inlined[before.value] = before
         text = tidy(self._text(one))
@@ -113,8 +126,14 @@ class _Writer:
                 text = f"return {text}"
             elif one.value in last:
                 held = [name for node, name in self._names.items() if last.get(node, -1) > place]
-                self._names[one.value] = _free_name(held)
-                text = f"{self._names[one.value]} = {text}"
+                parts = self._unpacked.get(one.step, [])
+                for part in parts or [one.value]:
+                    self._names[part] = _free_name(held, _names_of(one.value) if parts else _NAMES)
+                    held.append(self._names[part])
+                    last[part] = last[one.value]
+                names = [self._names[part] for part in parts or [one.value]]
+                names += ["*_"] * (bool(parts) and not _is_split(one.value, len(parts)))
+                text = f"{', '.join(names)} = {text}"
             lines.append(tidy(text))
         return lines
 
@@ -136,15 +155,15 @@ class _Writer:
             return "self.training"
         if is_free(node):
             return self._access(str(node.target))
-        if node in self._items:
+        if node in self._items and node not in self._names:
             return call(node, self._render, self._imports)
         if node in self._inlined:
             return self._text(self._inlined[node])
         return self._names.get(node, "x")
 
 
-def _free_name(held: Collection[str]) -> str:
-    names = chain(_NAMES, (f"x{number}" for number in count(1)))
+def _free_name(held: Collection[str], wanted: Sequence[str] = _NAMES) -> str:
+    names = chain(wanted, _NAMES, (f"x{number}" for number in count(1)))
     return next(name for name in names if name not in held)
 
 
@@ -153,3 +172,19 @@ def _is_item(step: fx.Node | Scope) -> bool:
     if not isinstance(step, fx.Node) or step.target is not operator.getitem:
         return False
     return isinstance(step.args[0], fx.Node) and isinstance(step.args[1], int)
+
+
+def _number(item: fx.Node) -> int:
+    return int(item.args[1])  # type: ignore[arg-type]
+
+
+def _names_of(value: fx.Node) -> Sequence[str]:
+    """Names of the items of a value."""
+    is_size = value.target == "size" or (value.target is getattr and value.args[1] == "shape")
+    return _SIZES if is_size else _PARTS
+
+
+def _is_split(value: fx.Node, count: int) -> bool:
+    """Whether a value is known to have so many items."""
+    name = getattr(value.target, "__name__", value.target)
+    return name == "chunk" and value.args[1:2] == (count,)

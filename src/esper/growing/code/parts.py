@@ -10,6 +10,7 @@ import inspect
 import keyword
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ class Arguments:
             if len(kinds) == 1:
                 every = {key: [one.args[key] for one in found] for key in first.args}
                 return replace(
-                    first, args={key: self.common(key, values) for key, values in every.items()}
+                    first, args={key: self.common(key or name, one) for key, one in every.items()}
                 )
         return Source(self._argument(name, found))
 
@@ -155,11 +156,11 @@ class Arguments:
         for known, values in self.values.items():
             if repr(values) == repr(found):
                 return known
-        name = plain = wanted if is_name(wanted) else f"part{wanted}"
-        while name in self.values:
-            name = f"{plain}{len(self.values) + 1}"
-        self.values[name] = found
-        return name
+        plain = wanted if is_name(wanted) else f"part{wanted}"
+        names = chain((plain,), (f"{plain}{number}" for number in count(2)))
+        free = next(name for name in names if name not in self.values)
+        self.values[free] = found
+        return free
 
 
 # ---- tensors and layers -------------------------------------------------------------------------

@@ -74,10 +74,10 @@ class _Script:
 
     def write(self) -> str:
         network = self._network()
-        fresh = self._run(network)
-        init = init_lines(self._draws, fresh)
-        self._check(fresh)
-        return self._joined(_model_lines(network, init))
+        fresh = self._run(network.classes, network.construction)
+        model = _model_lines(network, init_lines(self._draws, fresh))
+        self._check(self._run(model, "make_model()"))
+        return self._joined(model)
 
     def _network(self) -> NetworkCode:
         first, given = self._draws[0], self._subject.name
@@ -90,11 +90,10 @@ class _Script:
 
     # ---- trying it ------------------------------------------------------------------------
 
-    def _run(self, network: NetworkCode) -> nn.Module:
+    def _run(self, lines: Sequence[str], construction: str) -> nn.Module:
         """Build the network of the script; raises if its tensors are others than the search's."""
-        own = self._imports.lines.values()
-        lines = [*own, *network.classes, f"made = {network.construction}"]
-        source = "\n".join([*_IMPORTS, *_OTHERS, "import operator", *lines])
+        head = [*_IMPORTS, *_OTHERS, "import operator", *self._imports.lines.values()]
+        source = "\n".join([*head, *lines, f"made = {construction}"])
         space: dict[str, Any] = {"__name__": "script"}
         with forked_rng(0):
             exec(compile(source, "<network>", "exec"), space)

@@ -135,7 +135,7 @@ def constant_lines(recipe: Recipe, training: Training) -> list[str]:
     lines = [
         f"LR = {recipe.lr!r}",
         f"WEIGHT_DECAY = {recipe.weight_decay!r}",
-        *([f"CLIP = {recipe.clip!r}  # longest gradient"] if recipe.clip else []),
+        *([f"CLIP = {recipe.clip!r}  # maximum gradient norm"] if recipe.clip else []),
         f"BATCH_SIZE = {recipe.batch_size}",
         f"BATCHES = {recipe.batches}{length}",
         f"WARM_UP = {max(1, round(WARM_UP * recipe.batches))}  # batches",

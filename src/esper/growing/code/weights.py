@@ -18,9 +18,9 @@ from esper.kasmina.tracing.planting import seed_folder
 from esper.leyline.errors import EsperError
 
 _FEW: Final = 64
-"""So many numbers tell a deviation from torch's only where it is far from it."""
+"""Up to so many numbers a deviation counts as torch's unless it is far from it."""
 _SIGMAS: Final = 4.0
-"""Of a deviation's error, that are far."""
+"""Standard errors of a deviation that are far."""
 _ROUNDED: Final = 0.03
 """By so much a number may be rounded, at most."""
 
@@ -72,8 +72,10 @@ def _fixed(path: str, tensor: Tensor) -> str:
 
 
 def _drawn_buffers(draws: Sequence[nn.Module]) -> dict[str, str]:
-    """How buffers are drawn that differ between draws, but for those that the user's class draws;
-    with {} in the place of the tensor."""
+    """Source that draws a buffer, with {} in the place of its tensor, by name.
+
+    Of those that differ between draws; the user's class draws those of its own layers.
+    """
     found = {}
     for name, value in draws[0].named_buffers():
         if value.is_floating_point() and _is_torch(_owner(draws[0], name)):
@@ -205,9 +207,7 @@ def _lines(model: nn.Module, rules: Mapping[str, _Rule]) -> list[str]:
     for kind, leaf in dict.fromkeys(_kind_and_leaf(model, name) for name in left):
         mine = [n for n in rules if _leaf_of(model, n, kind) == leaf]
         common, count = Counter(rules[name] for name in mine).most_common(1)[0]
-        if getattr(nn, kind.__name__, None) is not kind or count < 2:
-            continue
-        if all(rules[name] for name in mine):
+        if _is_layer(model, kind) and count > 1 and all(rules[name] for name in mine):
             loops += _loop(model, kind, leaf, common)
             left = {n: rule for n, rule in left.items() if n not in mine or rule != common}
     if loops:
@@ -216,6 +216,14 @@ def _lines(model: nn.Module, rules: Mapping[str, _Rule]) -> list[str]:
     for name, rule in left.items():
         groups.setdefault(rule, []).append(name)
     return [*loops, *(line for rule, names in groups.items() for line in _by_name(rule, names))]
+
+
+def _is_layer(model: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a kind names layers of torch alone: what merely holds tensors is of any kind, and of
+    a subclass the user's class draws the weights."""
+    holders = (nn.Module, nn.ParameterList, nn.ParameterDict)
+    named = getattr(nn, kind.__name__, None) is kind and kind not in holders
+    return named and all(_is_torch(layer) for layer in model.modules() if isinstance(layer, kind))
 
 
 def _kind_and_leaf(model: nn.Module, name: str) -> tuple[type[nn.Module], str]:

@@ -59,6 +59,8 @@ SLICE_SECONDS: Final = 0.02
 """How long this process trains before it looks after its workers."""
 TRIES: Final = 3
 """How often a run is started whose worker dies, and a worker that dies before it has one."""
+STOP_SECONDS: Final = 30.0
+"""Workers that were asked to stop, and say nothing for so long, are not waited for."""
 
 
 @dataclass(slots=True)
@@ -145,6 +147,8 @@ class WorkerTrainer:
         """Deaths of workers, by the number of the run."""
         self._stillborn: Counter[int] = Counter()
         """Deaths before a first run, by the number of the worker."""
+        self._heard = -math.inf
+        """When a worker last said something, or was asked to stop."""
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end."""
@@ -205,6 +209,7 @@ class WorkerTrainer:
             return run.advance(SLICE_SECONDS)
 
     def _stop(self, run: _OwnRun | None) -> list[Outcome]:
+        self._heard = time.monotonic()
         for number, worker in self._workers.items():
             if worker.held:
                 self._transport.send(number, Stop())
@@ -231,7 +236,7 @@ class WorkerTrainer:
     def _busy(self, waiting: _Queue, stopped: bool) -> bool:
         """Whether something is under way, or can be once a worker is ready."""
         if any(worker.held for worker in self._workers.values()):
-            return True
+            return not stopped or time.monotonic() - self._heard < STOP_SECONDS
         if stopped:
             return False
         left = bool(waiting.again or waiting.own or (not self._trains and waiting.more))
@@ -306,6 +311,7 @@ class WorkerTrainer:
         """Take in what workers say; returns runs that have ended, or were judged on the way."""
         ended = []
         for number, message in self._transport.receive(seconds):
+            self._heard = time.monotonic()
             worker = self._workers.get(number)
             if worker is None:
                 continue

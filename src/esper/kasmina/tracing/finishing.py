@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.plain.plain_graph import GraphCall, LeafTracer, fold
 from esper.kasmina.tracing.hooks import pick_hook
-from esper.kasmina.tracing.planting import PickOutput, seed_folder
+from esper.kasmina.tracing.planting import PickOutput, copy_inputs, seed_folder
 
 
 def finished_model(network: nn.Module) -> nn.Module:
@@ -99,3 +99,7 @@ def _finish_hooks(model: nn.Module, folder: str | None) -> None:
             del model._forward_hooks[number]
             if hook.key.key is not None:
                 model.register_forward_hook(pick_hook(hook.key))
+    for number, before in list(model._forward_pre_hooks.items()):
+        if before is copy_inputs:
+            del model._forward_pre_hooks[number]
+            model._forward_pre_hooks_with_kwargs.pop(number, None)

@@ -21,7 +21,6 @@ from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import slot_specs
 from esper.kasmina.tracing.split import adds_to_input
 from esper.kasmina.tracing.tracer import BATCHES, check_output, pick_output
-from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology
 
 
@@ -82,6 +81,8 @@ class HookPlan:
     key: OutputKey
     training_key: OutputKey
     """In training mode, where a model may return auxiliary outputs, too."""
+    writes_input: bool
+    """Whether the model writes over its input, which is the data."""
     residual: tuple[bool, ...] = ()
     """Whether the module of each place adds to its input."""
 
@@ -142,17 +143,16 @@ def plan_hooks(
 ) -> HookPlan:
     """Find the places of a model and check that it runs by hooks."""
     name = type(base).__name__
-    keys = {}
+    keys, writes = {}, False
     for training in (True, False):
         values = inputs.batch(example, BATCHES[0])
         with torch.no_grad(), forked_rng(0):
             out = inputs.call(copy.deepcopy(base).train(training), values)
         keys[training] = OutputKey.of(out, output)
         check_output(name, keys[training].pick(out), BATCHES[0])
-        if any(value._version for value in values):
-            raise EsperError(f"{name} writes over its input, which is the data: let it copy it")
+        writes |= any(value._version for value in values)
     places = hook_places(base, inputs, example, slots, output) if slots != 0 else []
     topology = places[0].topology if places else "mlp"
-    plan = HookPlan(topology, slot_specs(places), tuple(places), keys[False], keys[True])
+    plan = HookPlan(topology, slot_specs(places), tuple(places), keys[False], keys[True], writes)
     parts = zip(plan.segments(base), places, strict=True)
     return replace(plan, residual=tuple(adds_to_input(part, p.shape) for part, p in parts))

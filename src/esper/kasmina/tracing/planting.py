@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.utils import _pytree as pytree
 
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
 from esper.kasmina.blueprints.seed_places import build_seed, misfit
@@ -252,6 +253,11 @@ class PickOutput(nn.Module):
         return (self.training_key if hooked.training else self.key).pick(output)
 
 
+def copy_inputs(_: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Forward pre-hook of a model that writes over its inputs, which are the data."""
+    return pytree.tree_map_only(Tensor, Tensor.clone, (args, kwargs))
+
+
 def _with_hooks(model: nn.Module, plan: HookPlan, seeds: Mapping[str, fx.GraphModule]) -> nn.Module:
     held = {}
     for spec, place in zip(plan.specs, plan.places, strict=True):
@@ -264,6 +270,8 @@ def _with_hooks(model: nn.Module, plan: HookPlan, seeds: Mapping[str, fx.GraphMo
         model.register_forward_hook(PickOutput(plan.key, plan.training_key))
     elif plan.key.key is not None:
         model.register_forward_hook(pick_hook(plan.key))
+    if plan.writes_input:
+        model.register_forward_pre_hook(copy_inputs, with_kwargs=True)
     return model.train()
 
 

@@ -108,6 +108,16 @@ class _Part:
         return a if found is None else self._graph.call_method("size", (self._x, found))
 
 
+def is_readable(value: Pair) -> bool:
+    """Whether a part can have a size, type or device of a tensor that is gone: it is the same for
+    every batch, or in proportion to it.
+    """
+    a, b = value
+    if isinstance(a, tuple):
+        return all(map(is_readable, zip(a, b, strict=True)))
+    return bool(a == b) or (isinstance(a, int) and a * BATCHES[1] == b * BATCHES[0])
+
+
 def _needed(nodes: Sequence[fx.Node], begin: fx.Node | None, end: fx.Node) -> list[fx.Node]:
     """Return the nodes that depend on data between two tensors, in order."""
     order = {node: index for index, node in enumerate(nodes)}
@@ -157,10 +167,15 @@ def adds_to_input(part: nn.Module, shape: Sequence[int]) -> bool:
     with torch.no_grad(), forked_rng(0), warnings.catch_warnings(action="ignore"):
         for parameter in part.parameters():
             parameter.zero_()
-        try:
-            out = part(h.clone())
-        except Exception:  # it takes other inputs
-            return False
+        # GELU and SiLU at its end pass large numbers as they are, ReLU6 small ones.
+        return any(_returns(part, scale * h) for scale in (1.0, 60.0))
+
+
+def _returns(part: nn.Module, h: Tensor) -> bool:
+    try:
+        out = part(h.clone())
+    except Exception:  # it takes other inputs
+        return False
     return isinstance(out, Tensor) and out.shape == h.shape and torch.allclose(out, h)
 
 

@@ -18,12 +18,12 @@ const everyCurves = new Set();
 
 // series: [{label, x, y, low?, high?, place?, faint?, colour?}] with arrays of equal length; null: no
 // value. `colour`: instead of that of its place, with an edge, so that pale ones are seen.
-// `log`: "x" or "y", the axis that the reader may make logarithmic.
+// `mayBeLog`: whether the reader may make the y axis logarithmic.
 export class Curves {
-  constructor({ xLabel, yLabel, log = "" }) {
+  constructor({ xLabel, yLabel, mayBeLog = false }) {
     this.xLabel = xLabel;
     this.yLabel = yLabel;
-    this.log = log;
+    this.mayBeLog = mayBeLog;
     this.isLog = false;
     this.series = [];
     this.chart = null;
@@ -58,13 +58,13 @@ export class Curves {
       everyCurves.add(this);
     }
     if (this.zoom && this.zoom.label !== this.xLabel) this.zoom = null;
-    this.logButton.hidden = !this.log;
+    this.logButton.hidden = !this.mayBeLog;
     this.update();
   }
 
   update() {
     const shape = JSON.stringify([this.xLabel, this.yLabel, this.isLog, this.series.map((s) => [s.label, s.place, !!s.low, !!s.faint, s.colour])]);
-    this.data = joined(this.series, this.isLog ? this.log : "");
+    this.data = joined(this.series, this.isLog);
     if (this.chart && shape === this.shape) this.chart.setData(this.data.table);
     else this.build(shape);
     this.describe();
@@ -116,19 +116,17 @@ export class Curves {
     const ink = colour("--ink-soft");
     const grid = { stroke: colour("--grid"), width: 1 };
     const axis = { stroke: ink, grid, ticks: grid, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", values: (u, ticks) => texts(ticks) };
-    const isLog = (name) => this.isLog && this.log === name;
-    const title = (name, text) => (isLog(name) ? `${text} (log)` : text);
     return {
       width,
       height: HEIGHT,
       legend: { show: false },
       scales: {
-        x: { time: false, distr: isLog("x") ? 3 : 1, auto: () => !this.zoom, range: (u, min, max) => spread(min, max) },
-        y: { distr: isLog("y") ? 3 : 1, range: isLog("y") ? paddedLog : padded },
+        x: { time: false, auto: () => !this.zoom, range: (u, min, max) => spread(min, max) },
+        y: { distr: this.isLog ? 3 : 1, range: this.isLog ? paddedLog : padded },
       },
       axes: [
-        { ...axis, label: title("x", this.xLabel), labelSize: 20, size: 34, space: 56, incrs: this.xLabel === "round" ? WHOLE : undefined },
-        { ...axis, label: title("y", this.yLabel), labelSize: 20, size: 56 },
+        { ...axis, label: this.xLabel, labelSize: 20, size: 34, space: 56, incrs: this.xLabel === "round" ? WHOLE : undefined },
+        { ...axis, label: this.isLog ? `${this.yLabel} (log)` : this.yLabel, labelSize: 20, size: 56 },
       ],
       series: [{}, ...this.data.columns.map((column) => this.column(column))],
       bands: this.bands(),
@@ -283,18 +281,16 @@ export class Curves {
   }
 }
 
-// One table with all values of x; every series has its column, and two more for a band.
-function joined(series, log) {
+// One table with all values of x; every series has its column, and two more for a band. A logarithmic
+// axis has no place for what is not above 0.
+function joined(series, isLog) {
   const columns = [];
-  const above = (values, name) => (log === name ? values.map((v) => (v > 0 ? v : null)) : values);
+  const shown = (values) => (isLog ? values.map((v) => (v > 0 ? v : null)) : values);
   const tables = series.map((one, i) => {
     const place = one.place ?? i;
-    const kept = log === "x" ? one.x.map((x, at) => [x, at]).filter(([x]) => x > 0).map(([, at]) => at) : null;
-    const part = (values) => above(kept ? kept.map((at) => values[at]) : values, "y");
-    const x = kept ? kept.map((at) => one.x[at]) : one.x;
     const found = [...(one.colour ? [["edge", one.y]] : []), ["y", one.y], ...(one.low ? [["high", one.high], ["low", one.low]] : [])];
     columns.push(...found.map(([name]) => ({ one, part: name, place })));
-    return [x, ...found.map(([, values]) => part(values))];
+    return [one.x, ...found.map(([, values]) => shown(values))];
   });
   const table = tables.length === 1 ? tables[0] : uPlot.join(tables);
   return { columns, table };

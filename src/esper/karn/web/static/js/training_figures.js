@@ -39,7 +39,7 @@ const CURVES = [
   ["rounds", "restarts", "Restarts of members", "restarts of all members", (d) => [
     line("restarts", d.rounds, "restarts")].filter((curve) => curve.y.some((value) => value))],
   ["rounds", "size", "Added parameters per member", "parameters", (d) => [
-    line("added parameters", d.rounds, "added_params")], "y"],
+    line("added parameters", d.rounds, "added_params")], true],
   ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
   ["actions", "actions", "Operations chosen", "share of member-steps", (d) => withPlaces("operation", shares(d.actions))],
   ["actions", "slots", "Operations by slot", "share of operations on a slot", (d) => withPlaces("slot", bySlot(d.actions, slotShare))],
@@ -53,12 +53,12 @@ const CURVES = [
     line("policy", d.learner, "policy_loss"), line("value", d.learner, "value_loss")]],
   ["learner", "ratio", "PPO: probability ratio", "ratio", (d) => [
     line("mean", d.learner, "ratio_mean"), line("lowest", d.learner, "ratio_min"),
-    line("highest", d.learner, "ratio_max")], "y"],
+    line("highest", d.learner, "ratio_max")], true],
   ["learner", "rate", "PPO: learning rate", "learning rate", (d) => [
-    line("learning rate", d.learner, "learning_rate")], "y"],
-  ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")], "y"],
+    line("learning rate", d.learner, "learning_rate")], true],
+  ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")], true],
   ["speed", "speed", "Throughput", "member-steps/s", (d) => [
-    line("member-steps/s", d.speed, "member_steps_per_second")], "y"],
+    line("member-steps/s", d.speed, "member_steps_per_second")], true],
   ["speed", "device", "Device", "share of time", (d) => [
     line("trained and validated", d.speed, "device_share", 0), line("GPU utilisation", d.speed, "gpu_utilization", 1)]
     .filter((curve) => curve.y.some((value) => value !== null))],
@@ -103,10 +103,10 @@ function stages(points) {
 }
 
 class CurveFigure {
-  constructor([source, id, title, yLabel, series, log]) {
+  constructor([source, id, title, yLabel, series, mayBeLog]) {
     this.source = source;
     this.series = series;
-    this.curves = new Curves({ xLabel: "round", yLabel, log });
+    this.curves = new Curves({ xLabel: "round", yLabel, mayBeLog });
     this.figure = new Figure(id, title);
     this.node = this.figure.node;
   }
