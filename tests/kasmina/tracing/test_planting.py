@@ -445,7 +445,9 @@ def test_a_model_without_a_place_for_a_seed_trains_as_it_is(branches):
             kept, out = x.clone(), model.train()(x.clone())
             assert torch.equal(network(x), out[0] if branches else out)
             assert torch.equal(x, kept), "the data are the trainer's"
-            assert torch.equal(finished_model(network)(x.clone()), model.eval()(x.clone()))
+            finished = finished_model(network)
+            assert torch.equal(finished(x.clone()), model.eval()(x.clone()))
+            assert not finished._forward_pre_hooks, "a plain module"
     with pytest.raises(EsperError, match="nowhere"):
         trace_model(model, x, ["nowhere"])
 
