@@ -147,7 +147,7 @@ def test_channels_double_up_to_the_limit():
 
 
 def test_sizes_a_host_cannot_have_are_named():
-    assert "kernel_size=4: must be odd" in refused(lambda: SignalHost(kernel_size=4))
+    assert "SignalHost kernel_size=4: must be odd" in refused(lambda: SignalHost(kernel_size=4))
     line = refused(lambda: SignalHost(base_channels=4, max_channels=3))
     assert "SignalHost max_channels=3: must be base_channels=4 or more" in line
     assert "ResNetHost n_stages=0: must be 1 or more" in refused(lambda: ResNetHost(n_stages=0))

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import fx, nn
 
 from esper.kasmina import BlueprintRegistry, Population
 from esper.kasmina.layers.counting import count_macs, count_parameters
+from esper.kasmina.plain.folding import simplify
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from plain_support import (
     AREA,
@@ -186,6 +187,29 @@ def test_linear_seed_stays_apart_where_merging_costs_or_changes(name, parameters
     plain = assert_same_output(grown(("r0c1", name, BlendStyle.ADD, 0.6)), 0, images())
     assert called(plain, operator.add) == 1
     assert count_parameters(plain) == count_parameters(tiny_host()) + parameters
+
+
+@pytest.mark.parametrize("channels", [4, 8])
+@pytest.mark.parametrize("columns_first", [True, False])
+def test_layers_that_mix_columns_and_channels_stay_apart(channels, columns_first):
+    layers = [nn.Linear(4, 4), nn.Conv2d(channels, channels, 1)]
+    seed = nn.Sequential(*(layers if columns_first else reversed(layers)))
+    plain = fx.symbolic_trace(Residual(seed))
+    x = torch.randn(2, channels, 4, 4)
+    expected = plain(x)
+    simplify(plain, ["seed."])
+    plain.recompile()
+    torch.testing.assert_close(plain(x), expected)
+    assert called(plain, operator.add) == 1
+
+
+class Residual(nn.Module):
+    def __init__(self, seed: nn.Module) -> None:
+        super().__init__()
+        self.seed = seed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.seed(x)
 
 
 @pytest.mark.parametrize("style", [BlendStyle.MULTIPLY, BlendStyle.GATE])

@@ -150,6 +150,7 @@ def _kernel_line(engine: VectorizedEngine) -> str:
     """Kernels used for the members: torch's or ours, and why."""
     from esper.device.triton_support import can_build_kernels
     from esper.kasmina.ops import block_cpu
+    from esper.kasmina.ops.kernels import compiled
 
     choice = engine.env.model.choice
     if engine.device.type != "cuda":
@@ -163,7 +164,9 @@ def _kernel_line(engine: VectorizedEngine) -> str:
         return "torch's for members (ours compute in half precision), ours for batches and updates"
     used = "torch" if choice is None else choice.executor.kernels
     whose = {"own": "ours", "fused": "ours with fused blocks", "torch": "torch's"}[used]
-    return f"{whose} for members, ours for batches and updates"
+    problem = compiled.unsupported_reason(engine.device)
+    lacking = f" (no fused blocks: {problem})" if problem else ""
+    return f"{whose} for members, ours for batches and updates{lacking}"
 
 
 def _data_lines(config: _Doctor) -> list[str]:

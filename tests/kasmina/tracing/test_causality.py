@@ -85,6 +85,15 @@ def test_attention_over_all_positions_fits_hosts_that_are_not_causal_alone():
     assert suitable_attention(("attention",), causal=True) == ("attention",)
 
 
-def test_a_host_that_does_not_say_is_causal():
+def test_an_error_inside_a_hosts_own_answer_is_shown_and_not_taken_for_none():
+    class Wrong(nn.Module):
+        @property
+        def causal(self) -> bool:
+            return self.no_such_attribute
+
     recipe = BlueprintRegistry.get("full_attention", "transformer")
-    assert misfit(recipe, InjectionSpec("r0c0", WIDTH, 0, "after h"), None, nn.Module()) is not None
+    spec = InjectionSpec("r0c0", WIDTH, 0, "after h")
+    line = refused(lambda: misfit(recipe, spec, None, Wrong()))
+    assert "Wrong.causal fails: AttributeError" in line
+    assert "no_such_attribute" in line
+    assert misfit(recipe, spec, None, nn.Module()) is not None, "without an answer: causal"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import Blueprint, HostSegment
-from esper.kasmina.layers.host_checks import LAYOUTS, host_segments
+from esper.kasmina.layers.host_checks import LAYOUTS, host_is_causal, host_segments
 from esper.leyline.errors import EsperError
 from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import InjectionSpec, Topology
@@ -98,7 +98,7 @@ def misfit(
 
     `source`: the segment that seeds made from the host are made from.
     """
-    if recipe.reads_ahead and getattr(host, "causal", True):
+    if recipe.reads_ahead and host_is_causal(host):
         return "reads later positions, which the host does not (its attribute causal)"
     if spec.channels < recipe.min_width:
         return f"needs a width of at least {recipe.min_width}, the slot has {spec.channels}"

@@ -137,6 +137,8 @@ class _ConvHost(nn.Module):
             base_channels=base_channels,
             kernel_size=kernel_size,
         )
+        if kernel_size % 2 == 0:
+            raise EsperError(f"{host} kernel_size={kernel_size}: must be odd, to keep the size")
         if not 0 <= pools <= n_blocks:
             raise EsperError(
                 f"{host} pool_layers={pools}: must be between 0 and n_blocks={n_blocks}"

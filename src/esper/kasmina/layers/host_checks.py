@@ -5,6 +5,7 @@ Shapes are checked on the first input (`probe`).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -43,6 +44,16 @@ def as_host(module: nn.Module) -> HostProtocol:
         shown = topology if isinstance(topology, str) else type(topology).__name__
         raise unknown_name("topology", shown, TOPOLOGIES, f"of {type(module).__name__}")
     return module
+
+
+def host_is_causal(host: object) -> bool:
+    """Whether outputs at a position depend on earlier ones only: its `causal`, True without one."""
+    declared = inspect.getattr_static(host, "causal", True)
+    if not hasattr(declared, "__get__"):
+        return bool(declared)
+    with user_code(f"{type(host).__name__}.causal fails"):
+        # Not `host.causal`: nn.Module takes an AttributeError inside a property for a missing one.
+        return bool(declared.__get__(host, type(host)))
 
 
 def host_segments(host: HostProtocol) -> tuple[nn.Module, ...]:

@@ -1,4 +1,4 @@
-"""Simplify a traced member: remove identities, fold scales, merge linear seeds.
+"""Simplify a traced member: remove identities, fold scales, merge seeds linear at each position.
 
 Every pass preserves the function. User host modules are not changed: only modules below `seeds`
 (path prefixes that end in a dot) are.
@@ -179,10 +179,12 @@ def _linear_chain(
 def _merged(modules: Sequence[_Linear]) -> _Linear | None:
     """Return one module for input plus chain; None if that is not equal or costs more.
 
-    All see one position at a time: between others, padding would change the result.
+    All see one position at a time: between others, padding would change the result. Their weights
+    have as many axes: `nn.Linear` maps the last one, a convolution the channels.
     """
     trained = {p.requires_grad for module in modules for p in module.parameters()}
-    if len(trained) != 1 or not all(map(_is_pointwise, modules)):
+    kinds = {module.weight.ndim for module in modules}
+    if len(trained) != 1 or len(kinds) != 1 or not all(map(_is_pointwise, modules)):
         return None
     first = modules[0].weight
     identity = torch.eye(first.shape[1], dtype=torch.float64, device=first.device)

@@ -17,6 +17,9 @@ from torch import fx
 
 from esper.leyline.errors import EsperError, shown
 
+MAX_INTEGER: Final = 2**63
+"""Magnitude of the largest number that torch knows."""
+_DEVICES: Final = ("cpu", "cuda", "mps", "xpu")
 _DTYPES = (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8",
     "bool", "complex64", "complex128",
@@ -37,6 +40,8 @@ def encode(value: object, numbers: Mapping[fx.Node, int]) -> Any:
     """
     if isinstance(value, float) and not math.isfinite(value):
         return ["float", str(value)]
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise EsperError(f"the number {shown(value)}")
     if value is None or isinstance(value, bool | str | int | float):
         return value
     if isinstance(value, fx.Node):
@@ -68,7 +73,9 @@ def decode(data: object, nodes: Sequence[fx.Node]) -> Any:
 
     `nodes`: those it may refer to.
     """
-    if data is None or isinstance(data, bool | str | int | float):
+    if data is None or isinstance(data, bool | str | float):
+        return data
+    if isinstance(data, int) and abs(data) <= MAX_INTEGER:
         return data
     try:
         assert isinstance(data, list)
@@ -78,15 +85,29 @@ def decode(data: object, nodes: Sequence[fx.Node]) -> Any:
         raise EsperError(f"{shown(data)} is no argument") from error
 
 
+def _index(number: object) -> int:
+    """The place of an earlier call; a negative one would count from the end."""
+    if type(number) is not int or number < 0:
+        raise IndexError(number)
+    return number
+
+
+def _device(text: str) -> torch.device:
+    device = torch.device(text)
+    if device.type not in _DEVICES:
+        raise ValueError(text)
+    return device
+
+
 def _several(rest: list[Any], nodes: Sequence[fx.Node]) -> list[Any]:
     return [decode(value, nodes) for value in rest]
 
 
 _DECODERS: Final[Mapping[str, Callable[[list[Any], Sequence[fx.Node]], Any]]] = {
-    "node": lambda rest, nodes: nodes[rest[0]],
+    "node": lambda rest, nodes: nodes[_index(*rest)],
     "slice": lambda rest, nodes: slice(*_several(rest, nodes)),
     "dict": lambda rest, nodes: {key: decode(value, nodes) for key, value in rest},
-    "device": lambda rest, nodes: torch.device(*rest),
+    "device": lambda rest, nodes: _device(*rest),
     "tuple": lambda rest, nodes: tuple(_several(rest, nodes)),
     "list": _several,
     "ellipsis": lambda rest, nodes: ...,
