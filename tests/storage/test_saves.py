@@ -70,6 +70,10 @@ def test_a_missing_folder_and_a_file_in_its_place(tmp_path):
     assert "is a file" in refused(tmp_path / "file")
 
 
+def test_a_name_that_is_too_long_is_no_folder(tmp_path):
+    assert "does not exist: give the folder of a save" in refused(tmp_path / ("x" * 300))
+
+
 def test_missing_files_are_named(folder, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "manifest.json is missing" in refused(tmp_path / "empty")

@@ -138,6 +138,6 @@ def require_not_folders(paths: Iterable[Path]) -> None:
 
 def require_folder(path: Path, advice: str) -> None:
     """Raise with the advice unless there is such a folder."""
-    if not path.is_dir():
-        found = "is a file" if path.exists() else "does not exist"
+    if not os.path.isdir(path):  # `Path.is_dir` raises for names that are too long
+        found = "is a file" if os.path.exists(path) else "does not exist"
         raise EsperError(f"{path} {found}: {advice}")

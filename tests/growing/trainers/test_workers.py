@@ -173,6 +173,29 @@ def test_a_loss_of_the_users_is_computed_in_this_process(tmp_path, alone):
     assert same(found[1], alone(task, jobs_in(tmp_path, 2))[1])
 
 
+def test_a_loss_with_class_weights_reaches_the_workers(tmp_path, alone):
+    task = make_task(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])))
+    trainer = WorkerTrainer(task, 1, trains=False)
+    found = trained(trainer, jobs_in(tmp_path, 2))
+    trainer.close()
+    assert same(found[1], alone(task, jobs_in(tmp_path / "alone", 2))[1])
+
+
+class Unreadable(ProcessTransport):
+    """Sends a message that no other program can read."""
+
+    def start(self, worker, setup):
+        super().start(worker, setup)
+        self.send(worker, nn.Linear(2, 2))
+
+
+def test_a_message_that_a_worker_cannot_read_ends_the_search(tmp_path):
+    trainer = WorkerTrainer(make_task(), 1, trains=False, transport=Unreadable())
+    with pytest.raises(RuntimeError, match="AuthenticationError"):
+        trained(trainer, jobs_in(tmp_path, 2))
+    trainer.close()
+
+
 @pytest.mark.parametrize(("own", "threads"), [(False, 1), (True, 3)])
 def test_what_no_worker_can_train_is_computed_with_all_threads(tmp_path, monkeypatch, own, threads):
     before, seen = torch.get_num_threads(), set()
@@ -414,18 +437,32 @@ def test_stopped_runs_are_saved_judged_and_continued_to_the_same_end(crew, tmp_p
 
 
 def test_a_stopped_search_does_not_wait_for_a_worker_that_hangs(tmp_path, monkeypatch):
-    monkeypatch.setattr("esper.growing.trainers.workers.STOP_SECONDS", 1.0)
-    crew, hung = Crew(make_task(), 1), []
+    monkeypatch.setattr("esper.growing.trainers.workers.STOP_SECONDS", 2.0)
+    crew, hung = Crew(make_task()), []
     crew.make_ready(tmp_path)
 
     def stop(running) -> bool:
-        if len(running) == 2 and not hung:
+        if len(running) == 3 and not hung:
             hung.append(crew.transport.pid(0))
             os.kill(hung[0], signal.SIGSTOP)
         return bool(hung)
 
-    assert len(trained(crew.trainer, jobs_in(tmp_path, 2, 10**6), stop)) == 1, "the run of its own"
+    found = trained(crew.trainer, jobs_in(tmp_path, 3, 10**6), stop)
+    assert len(found) == 2, "those of this process and of the worker that goes on"
     assert not Path(f"/proc/{hung[0]}").exists()
+    crew.trainer.close()
+
+
+def test_a_stop_takes_its_time_here_and_what_workers_have_said_meanwhile_counts(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("esper.growing.trainers.workers.STOP_SECONDS", 0.5)
+    crew = Crew(make_task(), 1)
+    crew.make_ready(tmp_path)
+    cut = module._OwnRun.cut
+    monkeypatch.setattr(module._OwnRun, "cut", lambda run: (time.sleep(1.5), cut(run))[1])
+    found = trained(crew.trainer, jobs_in(tmp_path, 2, 10**6), lambda running: len(running) == 2)
+    assert len(found) == 2
     crew.trainer.close()
 
 

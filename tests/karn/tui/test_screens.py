@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from esper.karn import views
+from esper.karn.tui.formats import state_text
 from esper.karn.tui.reader import RunShot
+from esper.karn.tui.run_screen import PanelStrip
 from esper.karn.tui.stage_marks import STAGE_MARKS
 from esper.karn.views.curves import CurvePoint
 from esper.leyline.stages import SeedStage
@@ -54,6 +56,24 @@ def test_training_run_looks_as_committed(size):
     if RENEW in os.environ:
         kept.write_text(found)
     assert found == kept.read_text(), f"{kept} differs; {RENEW}=1 pytest writes it anew"
+
+
+def test_states_differ_in_style_and_the_chosen_panel_is_inverted():
+    styles = {state: str(state_text(state).style) for state in views.RunState}
+    assert all(styles.values())
+    assert styles[views.RunState.RUNNING] != styles[views.RunState.FAILED]
+
+    async def look() -> list[str]:
+        app = ShotApp(training_shot())
+        async with app.run_test(size=SMALL) as pilot:
+            while app.screen.shot is None:
+                await pilot.pause(0.01)
+            await pilot.press("3")
+            await pilot.pause()
+            line = app.screen.query_one(PanelStrip).render_line(0)
+            return [part.text.strip() for part in line if part.style and part.style.reverse]
+
+    assert asyncio.run(look()) == ["3 Lives"]
 
 
 def test_large_terminal_shows_every_panel_at_once():

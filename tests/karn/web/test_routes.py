@@ -33,6 +33,7 @@ def test_pages_are_static_and_hold_no_names(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache", "kept for the way back"
     assert answer.text.count("<script") == answer.text.count('<script type="module" src="/static/')
     assert "style=" not in answer.text
 
@@ -351,3 +352,15 @@ def test_a_comparison_names_what_it_cannot_read_and_shows_the_rest(client):
 def test_a_comparison_has_so_many_runs_and_no_more(client):
     found = client.get("/api/compare", params={"run": [f"r{n}" for n in range(20)]}).json()
     assert len(found["problems"]) == MAX_RUNS
+
+
+def test_files_that_are_links_are_served(runs, tmp_path, monkeypatch):
+    for path in STATIC.rglob("*.js"):
+        link = tmp_path / path.relative_to(STATIC)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path)
+    monkeypatch.setattr("esper.karn.web.app.STATIC", tmp_path)
+    app = make_app(RunsFolder(runs), access_for("127.0.0.1", None))
+    browser = TestClient(app, base_url="http://127.0.0.1:8642")
+    assert browser.get("/static/js/run.js").status_code == 200
+    assert browser.get("/static/../js/run.js").status_code == 404

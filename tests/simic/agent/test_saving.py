@@ -116,6 +116,14 @@ def test_other_features_are_refused_by_name(folder):
     assert "PolicySpec.candidate_features is 5 in the save, 2 here" in refused(folder, spec=other)
 
 
+def test_an_agent_of_an_earlier_version_is_refused_with_what_to_do(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["content"]["spec"] = {"global_features": 35, "blueprints": ["norm", "conv"]}
+    manifest["checksum"] = checksum_of({k: v for k, v in manifest.items() if k != "checksum"})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert "train a new one" in refused(folder)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "tensors"])
 def test_a_damaged_file_is_refused(folder, name):
     (path,) = folder.glob(f"{name}*")

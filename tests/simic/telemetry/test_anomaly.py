@@ -17,6 +17,7 @@ from esper.leyline import (
     TelemetryEventType,
     TelemetryLevel,
 )
+from esper.leyline.errors import EsperError
 from esper.leyline.payloads import (
     AnomalyDetected,
     AnomalyKind,
@@ -351,6 +352,20 @@ def test_whatever_the_figures_a_report_comes_in_order(figures):
     broken = sum(not math.isfinite(value) for value in figures.values())
     broken -= math.isnan(figures["explained_variance"])
     assert found.count(Kind.NON_FINITE) == broken
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_kl": NAN}, r"max_kl=nan: must be finite"),
+        ({"min_ratio": 6.0}, r"min_ratio=6.0: must be below max_ratio=5.0"),
+        ({"min_grad_norm": 100.0}, r"must be below max_grad_norm"),
+        ({"window": 1}, r"window=1: 2 rounds or more"),
+    ],
+)
+def test_a_config_that_cannot_be_meant_is_refused(changes, message):
+    with pytest.raises(EsperError, match=message):
+        AnomalyConfig(**changes)
 
 
 # ---- what comes of it -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from esper.simic.agent.schedule import Schedule
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs import resume
 from esper.simic.training.runs.checkpoint_store import KEEP, CheckpointStore, verify
+from esper.simic.training.runs.checkpoints import task_facts
 from esper.simic.training.runs.folder import (
     Retention,
     RunFolder,
@@ -29,6 +30,7 @@ from esper.simic.training.runs.folder import (
 from esper.simic.training.runs.resume import (
     MAY_CHANGE,
     check_changes,
+    check_task_facts,
 )
 from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import same_agents, tiny_task, untimed
@@ -231,6 +233,16 @@ def test_a_task_that_is_no_longer_the_same_is_refused(copied):
         assert word in refused(lambda spec=spec: resumed_run(copied, spec=spec))
     words = replace(SPEC, description="put in other words")
     assert resumed_run(copied, run=False, spec=words).trainer.engine.round == 2
+
+
+@pytest.mark.parametrize(("steps", "goes_on"), [(14, True), (9, False)])
+def test_runs_of_earlier_versions_resume_where_they_meant_the_same(steps: int, goes_on: bool):
+    facts = task_facts(SPEC)
+    facts["upkeep"] |= {"life_steps": steps, "full_share": 1.0}
+    if goes_on:
+        check_task_facts(facts, SPEC, "the run")
+    else:
+        assert "life_steps is 9" in refused(lambda: check_task_facts(facts, SPEC, "the run"))
 
 
 def test_fewer_rounds_than_are_done_are_refused(copied):

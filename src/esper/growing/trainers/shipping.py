@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.growing.trainers.data import Samples
-from esper.growing.trainers.task import ScalarLoss, Task
+from esper.growing.trainers.task import Task
 from esper.kasmina.layers.modes import in_mode
 from esper.kasmina.plain_saves.describe import describe, same_outputs
 from esper.kasmina.plain_saves.rebuild import rebuild
@@ -144,13 +144,17 @@ class _KnownOnly(pickle.Pickler):
         return NotImplemented
 
 
-def _can_be_sent(value: object) -> bool:
-    """Whether a worker can be sent a value: it needs no code of the user's."""
+def _shipped(value: object) -> bytes | None:
+    """A value for a worker; None if it needs code of the user's.
+
+    As bytes: pipes would send its tensors as descriptors, which no other program can open.
+    """
+    held = io.BytesIO()
     try:
-        _KnownOnly(io.BytesIO()).dump(value)
+        _KnownOnly(held).dump(value)
     except (pickle.PicklingError, AttributeError, TypeError):  # closures, lambdas, locks
-        return False
-    return True
+        return None
+    return held.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +162,8 @@ class TaskForm:
     """A task without its samples."""
 
     inputs: Inputs
-    loss: ScalarLoss
-    metric: Any
+    loss: bytes
+    metric: bytes | None
     """None: only the search has it, and judges what comes back."""
     amp: bool
     data: DataForm
@@ -171,9 +175,10 @@ class TaskForm:
             setter(value)
         train, val = self.data.samples(block)
         place = torch.device(device)
-        return Task(
-            self.inputs, train.to(place), val.to(place), self.loss, self.metric, place, self.amp
-        )
+        # The bytes are those of our own search, through a pipe that nobody else can write to.
+        metric: Any = None if self.metric is None else pickle.loads(self.metric)
+        loss = pickle.loads(self.loss)
+        return Task(self.inputs, train.to(place), val.to(place), loss, metric, place, self.amp)
 
 
 def _set_mkldnn(on: bool) -> None:
@@ -195,12 +200,12 @@ def task_form(task: Task) -> tuple[TaskForm | None, str]:
         return None, "a stream is read by one process"
     if task.own.given:
         return None, f"{task.own.given[0]}= of your own is computed in one process"
-    if not _can_be_sent(task.loss):
+    loss = _shipped(task.loss)
+    if loss is None:
         return None, "a loss of your own is computed in one process"
     data = _data_form(task.train, task.val)
     switches = tuple(read() for _, read in _SWITCHES)
-    metric = task.metric if _can_be_sent(task.metric) else None
-    return TaskForm(task.inputs, task.loss, metric, task.amp, data, switches), ""
+    return TaskForm(task.inputs, loss, _shipped(task.metric), task.amp, data, switches), ""
 
 
 # ---- networks ------------------------------------------------------------------------------------

@@ -82,7 +82,11 @@ class Worker:
 
     def _read(self) -> None:
         while True:
-            message = self._receive()
+            received = outcome_of(self._receive)
+            if isinstance(received, Failed):  # what cannot be read here
+                self._send(received)
+                return
+            message = received.result
             if isinstance(message, Stop):
                 self._stop.set()
                 continue

@@ -70,6 +70,8 @@ class _Worker:
     held: dict[int, Job] = field(default_factory=dict)
     running: tuple[Running, ...] = ()
     wants: Want | None = None
+    heard: float = -math.inf
+    """When it last said something."""
 
 
 class _OwnRun(EagerRun):
@@ -147,8 +149,8 @@ class WorkerTrainer:
         """Deaths of workers, by the number of the run."""
         self._stillborn: Counter[int] = Counter()
         """Deaths before a first run, by the number of the worker."""
-        self._heard = -math.inf
-        """When a worker last said something, or was asked to stop."""
+        self._stopped = self._listened = -math.inf
+        """When all were asked to stop, and when what they say was last taken in."""
 
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end."""
@@ -209,14 +211,15 @@ class WorkerTrainer:
             return run.advance(SLICE_SECONDS)
 
     def _stop(self, run: _OwnRun | None) -> list[Outcome]:
-        self._heard = time.monotonic()
         for number, worker in self._workers.items():
             if worker.held:
                 self._transport.send(number, Stop())
-        if run is None or run.over:
-            return []
-        with self._computing(run.threads):
-            return [run.cut()]
+        cut = []
+        if run is not None and not run.over:
+            with self._computing(run.threads):
+                cut = [run.cut()]
+        self._stopped = time.monotonic()
+        return cut
 
     @contextmanager
     def _computing(self, threads: int = THREADS) -> Iterator[None]:
@@ -235,10 +238,12 @@ class WorkerTrainer:
 
     def _busy(self, waiting: _Queue, stopped: bool) -> bool:
         """Whether something is under way, or can be once a worker is ready."""
-        if any(worker.held for worker in self._workers.values()):
-            return not stopped or time.monotonic() - self._heard < STOP_SECONDS
+        held = [worker for worker in self._workers.values() if worker.held]
         if stopped:
-            return False
+            known = (max(worker.heard, self._stopped) for worker in held)
+            return any(self._listened - heard < STOP_SECONDS for heard in known)
+        if held:
+            return True
         left = bool(waiting.again or waiting.own or (not self._trains and waiting.more))
         if left and not self._trains and not self._workers:
             raise EsperError(f"no run can be trained: {self.note}")
@@ -310,11 +315,13 @@ class WorkerTrainer:
     def _receive(self, waiting: _Queue, seconds: float) -> list[Outcome]:
         """Take in what workers say; returns runs that have ended, or were judged on the way."""
         ended = []
-        for number, message in self._transport.receive(seconds):
-            self._heard = time.monotonic()
+        messages = self._transport.receive(seconds)
+        self._listened = time.monotonic()
+        for number, message in messages:
             worker = self._workers.get(number)
             if worker is None:
                 continue
+            worker.heard = self._listened
             if isinstance(message, Ended):
                 ended.append(self._ended(worker, message))
             elif isinstance(message, Died):

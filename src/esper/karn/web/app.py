@@ -41,22 +41,27 @@ def make_app(folder: RunsFolder, access: Access) -> Guard:
     return Guard(app, access)
 
 
+def _page(name: str) -> Response:
+    """A page; browsers may keep it for the way back, and ask whether it has changed."""
+    return HTMLResponse(page(name), headers={"cache-control": "no-cache"})
+
+
 def _add_pages(app: FastAPI, folder: RunsFolder) -> None:
-    app.mount("/static", PageFiles(directory=STATIC))
+    app.mount("/static", PageFiles(directory=STATIC, follow_symlink=True))
 
     @app.get("/")
     def list_page() -> Response:
-        return HTMLResponse(page("list"))
+        return _page("list")
 
     @app.get("/compare")
     def compare_page() -> Response:
-        return HTMLResponse(page("compare"))
+        return _page("compare")
 
     @app.get("/runs/{run_id}")
     def run_page(run_id: str) -> Response:
         if not folder.has(run_id):
             raise NotServedError(f"there is no run {shown(run_id)} in {folder.root}")
-        return HTMLResponse(page("run"))
+        return _page("run")
 
     @app.get("/runs/{run_id}/report")
     def report_page(run_id: str) -> Response:

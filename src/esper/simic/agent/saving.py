@@ -80,7 +80,10 @@ def load_agent(
 ) -> PPOAgent:
     """Load the agent from a folder into a fresh one."""
     saved = read_save(path, "controller")
-    content = read_record(_AgentContent, saved.content, saved.where)
+    try:
+        content = read_record(_AgentContent, saved.content, saved.where)
+    except EsperError as error:
+        raise EsperError(f"{error}; if an earlier version wrote it, train a new one") from None
     if spec is not None:
         _require_same(content.spec, spec, "PolicySpec", saved.where)
     if config is not None:

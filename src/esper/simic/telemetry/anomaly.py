@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Doubles
+from esper.leyline.errors import EsperError
 from esper.leyline.payloads import (
     AnomalyDetected,
     AnomalyKind,
@@ -89,6 +90,19 @@ class AnomalyConfig:
     """Standard deviations from chance at which reward and score diverge significantly."""
     max_degradation: float = 0.05
     """Maximum drop of mean accuracy (0..1) below the earlier rounds of the window."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not math.isfinite(getattr(self, f.name)):
+                raise EsperError(f"AnomalyConfig.{f.name}={getattr(self, f.name)}: must be finite")
+        for low, high in (("min_ratio", "max_ratio"), ("min_grad_norm", "max_grad_norm")):
+            if getattr(self, low) >= getattr(self, high):
+                raise EsperError(
+                    f"AnomalyConfig.{low}={getattr(self, low)}: must be below "
+                    f"{high}={getattr(self, high)}"
+                )
+        if self.window < 2:
+            raise EsperError(f"AnomalyConfig.window={self.window}: 2 rounds or more")
 
 
 def detect_anomalies(

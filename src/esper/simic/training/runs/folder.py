@@ -28,6 +28,7 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -192,14 +193,14 @@ class RunFolder:
         label = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:MAX_NAME_CHARS]
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = root / f"{label}__{name}__{config.seed}__{stamp}"
-        return cls._create(path, name, config, session)
+        return cls._create(path, name, config, session, _rename_to_free_name)
 
     @classmethod
     def create_at(cls, path: Path, config: TrainingConfig) -> RunFolder:
         """Create the locked folder `path` and begin the first session."""
         if path.exists():
             raise EsperError(f"{path} exists: resume the run in it, or name another folder")
-        return cls._create(path, path.name, config, None)
+        return cls._create(path, path.name, config, None, Path.rename)
 
     @classmethod
     def _create(
@@ -208,6 +209,7 @@ class RunFolder:
         name: str,
         config: TrainingConfig,
         session: SessionSettings | None,
+        rename: Callable[[Path, Path], Path],
     ) -> RunFolder:
         """Write the files to a hidden draft beside `path`, then rename it."""
         created = utc_now()
@@ -223,7 +225,7 @@ class RunFolder:
                 folder = cls(draft, info, config, lock)
                 folder.save_session_settings(session or SessionSettings())
                 folder.begin(config)
-                folder.path = _rename_to_free_name(draft, path)
+                folder.path = rename(draft, path)
                 sync_folder(path.parent)
                 undo.pop_all()  # complete: keep it
         except (OSError, EsperError) as error:

@@ -192,9 +192,17 @@ def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[st
 
 def check_task_facts(facts: Json, spec: TaskSpec, where: str) -> None:
     """Raise if `spec` differs from the saved task facts of `where`."""
-    found = [*differences(facts, task_facts(spec), "task")]
+    found = [
+        change
+        for change in differences(facts, task_facts(spec), "task")
+        if change.name not in _ALWAYS or _ALWAYS[change.name] != change.before
+    ]
     if found:
         raise _mismatch(where, found)
+
+
+_ALWAYS: Final = {"task.upkeep.life_steps": 14, "task.upkeep.full_share": 1.0}
+"""What earlier runs have as settings of their tasks -> the value that all runs have now."""
 
 
 def _may_change(change: Difference) -> bool:

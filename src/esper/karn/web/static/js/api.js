@@ -49,3 +49,19 @@ export function follow(id, onMessage, onConnection) {
     if (socket) socket.close();
   };
 }
+
+// `load` one at a time: calls while it is under way make it run once more.
+export function oneAtATime(load) {
+  let busy = false;
+  let again = false;
+  return async () => {
+    again = true;
+    if (busy) return;
+    busy = true;
+    while (again) {
+      again = false;
+      await load();
+    }
+    busy = false;
+  };
+}

@@ -1,6 +1,6 @@
 // How one member grew: its network at a step, its seeds over the steps, what happened in words.
 
-import { ask } from "./api.js";
+import { ask, oneAtATime } from "./api.js";
 import { Drawing } from "./axes.js";
 import { clear, el, setText } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
@@ -32,6 +32,7 @@ export class Growth {
     this.networkDrawing = new Drawing((width) => [networkDrawing(this.found, this.scrubber.step, width)]);
     this.laneDrawing = new Drawing((width) => this.paintLanes(width));
     onTheme(() => this.body.isConnected && this.found?.round >= 0 && this.draw(this.figure.plot));
+    this.load = oneAtATime(() => this.ask());
     chosen.onChange(() => this.load());
   }
 
@@ -53,17 +54,17 @@ export class Growth {
     if (this.chosen.round === null || !this.found) await this.load();
   }
 
-  // The newest of several requests wins, whatever the order of their answers.
-  async load() {
-    const asked = this.asked = Symbol("request");
+  async ask() {
+    const query = this.chosen.query();
     let problem = "";
     let found = this.found;
     try {
-      found = await ask(`/api/runs/${this.id}/growth?${this.chosen.query()}`);
+      found = await ask(`/api/runs/${this.id}/growth?${query}`);
     } catch (error) {
       problem = error.message;
     }
-    if (asked === this.asked) this.take(found, problem);
+    // The reader may have chosen another round or member meanwhile, which is asked for next.
+    if (query === this.chosen.query()) this.take(found, problem);
   }
 
   take(found, problem) {

@@ -1,7 +1,7 @@
 // Life lines: which seed was in which slot of which member, its stages over the steps of a round.
 
 import { el, svg } from "./dom.js";
-import { ask } from "./api.js";
+import { ask, oneAtATime } from "./api.js";
 import { Drawing, linear, valueRange, xAxis, yAxis } from "./axes.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { number } from "./format.js";
@@ -29,6 +29,7 @@ export class LifeLines {
     this.figure = new Figure("life-lines", "Life lines of seeds", { controls, wide: true });
     this.drawing = new Drawing((width) => this.paint(width));
     onTheme(() => this.drawing.node && this.found?.seeds.length && this.drawing.redraw());
+    this.load = oneAtATime(() => this.ask());
     chosen.onChange(() => this.load());
   }
 
@@ -43,19 +44,14 @@ export class LifeLines {
     if (this.chosen.round === null || !this.found) await this.load();
   }
 
-  // The newest of several requests wins, whatever the order of their answers.
-  async load() {
-    const asked = this.asked = Symbol("request");
+  async ask() {
     const query = `round=${this.chosen.round ?? ""}&member=${this.first}`;
-    let [found, problem] = [this.found, ""];
     try {
-      found = await ask(`/api/runs/${this.id}/seeds?${query}`);
+      this.found = await ask(`/api/runs/${this.id}/seeds?${query}`);
+      this.show("");
     } catch (error) {
-      problem = error.message;
+      this.show(error.message);
     }
-    if (asked !== this.asked) return;
-    this.found = found;
-    this.show(problem);
   }
 
   show(problem) {

@@ -7,6 +7,7 @@ const KEPT = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharra
   "font-family", "font-size", "font-weight", "text-anchor"];
 export const HEAD = 32; // above a picture, with its title
 const LINE = 18;
+const NOT_XML = /[^\t\n\r\u0020-\uD7FF\uE000-\uFFFD\u{10000}-\u{10FFFF}]/gu;
 
 // The drawings of a figure with their places, row below row as on the page; not the small ones of its
 // legend. null: there is none.
@@ -38,7 +39,8 @@ export function standalone({ pieces, width, height }, title, entries, { ground, 
   const root = svg("svg", { xmlns: NAMESPACE, width, height: whole, viewBox: `0 0 ${width} ${whole}` },
     svg("rect", { width, height: whole, fill: ground }), text(title, 12, 22, 15), ...pieces.map((piece) => copied({ ...piece, y: piece.y + HEAD })),
     ...entries.flatMap((one, i) => entry(one, height + HEAD + 16 + i * LINE)));
-  return { text: new XMLSerializer().serializeToString(root), width, height: whole };
+  const xml = new XMLSerializer().serializeToString(root).replace(NOT_XML, "\uFFFD");
+  return { text: xml, width, height: whole };
 }
 
 function copied({ picture, x, y, width, height }) {
