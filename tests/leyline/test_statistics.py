@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from esper.leyline import statistics
+from esper.leyline import EsperError, statistics
 from esper.leyline.statistics import (
     Estimate,
     improvement_estimate,
@@ -245,3 +245,8 @@ def test_one_run_alone_has_an_unpaired_difference_without_an_interval():
     assert np.isnan(found.low)
     equal = unpaired_difference(np.array([1.0, 1.0]), np.array([0.5, 0.5]))
     assert (equal.low, equal.high) == (0.5, 0.5)
+
+
+def test_pairs_are_of_the_same_runs():
+    with pytest.raises(EsperError, match="3 and 1 runs"):
+        paired_difference(np.zeros(3), np.zeros(1))

@@ -128,6 +128,12 @@ def test_member_that_starts_over_follows_the_schedule_again():
     assert len(drive.did(LifecycleOp.GERMINATE, member=1)) == 1
 
 
+def test_members_to_reset_are_a_mask():
+    policy = schedule(ScheduleEntry(0, "r0c0", "norm"))
+    state = policy.initial_state(3)
+    assert "expected a bool mask" in refused(lambda: policy.reset_state(state, np.array([0, 1])))
+
+
 def test_empty_schedule_waits():
     drive = Drive(FixedSchedule(ScheduleConfig(())), make_population(2)).run(5)
     assert all((actions.op == LifecycleOp.WAIT).all() for actions in drive.actions)
@@ -139,6 +145,7 @@ def test_empty_schedule_waits():
         (ScheduleEntry(400, "r0c7", "norm"), {}, "unknown slot 'r0c7'"),
         (ScheduleEntry(400, "r0c0", "nrom"), {}, "did you mean 'norm'"),
         (ScheduleEntry(400, "r0c0", "norm"), {ActionHead.BLUEPRINT: 1}, "norm is not allowed"),
+        (ScheduleEntry(400, "r0c0", "norm"), {ActionHead.ALPHA_TARGET: 0}, "alpha target 1.0"),
     ],
 )
 def test_what_cannot_be_grown_is_refused_at_the_first_step(entry, frozen, named: str):

@@ -13,6 +13,7 @@ from esper.leyline import TrainingSignals
 from esper.leyline.signals import HISTORY_LENGTH
 from esper.tamiyo import SignalConfig, SignalTracker, TrackedSignals
 from esper.tamiyo.signals import slope
+from support import refused
 
 CONFIG = SignalConfig(
     plateau_tolerance=0.25, plateau_patience=3, steep_descent=0.25, stabilisation_steps=2
@@ -184,3 +185,10 @@ def test_what_was_returned_is_not_changed_later():
 def test_tracker_owns_fields_of_the_observation():
     observed = {field.name for field in fields(TrainingSignals)}
     assert {field.name for field in fields(TrackedSignals)} <= observed
+
+
+def test_settings_and_masks_that_cannot_be_meant_are_one_line():
+    assert "plateau_patience=0" in refused(lambda: SignalConfig(plateau_patience=0))
+    assert "steep_descent=nan" in refused(lambda: SignalConfig(steep_descent=math.nan))
+    tracker = SignalTracker(3)
+    assert "expected a bool mask" in refused(lambda: tracker.reset(np.array([0, 1])))

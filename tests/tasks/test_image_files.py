@@ -1,6 +1,7 @@
 """Image files in the published layouts are read exactly; every kind of damage is one line."""
 
 import io
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -207,6 +208,18 @@ def test_damage_in_fashion_is_one_line(tmp_path, content, words):
     line = refused(lambda: FASHION.read(path.parent))
     assert words in line
     assert str(path) in line
+
+
+def test_a_small_file_that_holds_very_much_is_not_unpacked_whole(tmp_path):
+    path = write_fashion(tmp_path) / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzipped(TRAIN_IMAGES + b"\0" * 40_000_000))
+    assert path.stat().st_size < len(TRAIN_IMAGES)
+    tracemalloc.start()
+    try:
+        assert "SHA-1" in refused(lambda: FASHION.read(path.parent))
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_sums_and_missing_files_of_fashion_are_checked(tmp_path, monkeypatch):

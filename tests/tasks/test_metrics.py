@@ -184,6 +184,8 @@ def test_weights_of_samples_and_classes_are_the_losses_own():
         ("f1", "many", "metric 'f1' is for two classes, the model has 4: give metric='f1_macro'"),
         ("accuracy", "numbers", "metric 'accuracy': not for loss 'mse'; give r2, mae, rmse, exp"),
         ("rmse", "many", "metric 'rmse': not for loss 'cross_entropy'; give accuracy, balanced_a"),
+        ("r2_score", "many", "unknown metric 'r2_score': did you mean 'r2'?"),
+        ("AUC", "many", "unknown metric 'AUC': did you mean 'roc_auc'?"),
         ("acuracy", "many", "unknown metric 'acuracy': did you mean 'accuracy'? valid: auto, acc"),
         ("log_loss", "labels", "metric 'log_loss': not for loss 'multilabel'; give accuracy"),
     ],

@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from epoch_order import epoch_order
 from esper.tasks.registry import get_task_spec
 from esper.tasks.statistics import channel_statistics
-from esper.tasks.synthetic_images import synthetic_spec
+from esper.tasks.synthetic_images import SyntheticImages, synthetic_spec
 from esper.tasks.task_data import PARTS
 from support import refused
 
@@ -115,3 +115,12 @@ def test_classes_differ_in_pattern_not_only_in_brightness(data):
     x, y = data.train.inputs.astype(np.float64), data.train.labels
     spread = [x[y == label].mean(axis=0).std() for label in range(10)]
     assert min(spread) > 12  # noise alone leaves 48 / sqrt(100) = 4.8
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"size": 0}, "size=0"), ({"classes": 1}, "classes=1"), ({"validation": 1}, "validation=1")],
+)
+def test_sizes_that_cannot_be_are_one_line(changes, words):
+    sizes = {"classes": 3, "channels": 1, "size": 4, "train": 12, "validation": 6}
+    assert words in refused(lambda: SyntheticImages(**sizes | changes))

@@ -113,6 +113,19 @@ def test_a_short_or_missing_test_text_is_one_line(tmp_path):
     assert "test.txt: no such file" in refused(lambda: files.read(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vocab": 1}, "2 or more"),
+        ({"context": 0}, "context=0"),
+        ({"validation": 6}, "multiple of block=4"),
+        ({"test_share": 1.0}, "test_share=1.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(changes, words):
+    assert words in refused(lambda: reader(**changes))
+
+
 def test_a_language_task_of_ones_own_loads(tmp_path):
     (tmp_path / "text").mkdir()
     written(tmp_path / "text", some_text(8000))

@@ -84,3 +84,13 @@ class ActionMasks(ArrayStruct):
                     f"empty mask: no blueprint for slot {slot} of member {member}, where one may "
                     f"grow"
                 )
+
+
+def require_mask(reset_E: Bools, members: int) -> None:
+    """Raise unless members to reset are given by a mask: numbers would pass for one."""
+    found = np.asarray(reset_E)
+    if found.shape != (members,) or found.dtype != np.bool_:
+        raise EsperError(
+            f"members to reset: {found.dtype} of shape {found.shape}, expected a bool mask of "
+            f"shape ({members},)"
+        )

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from esper.leyline.arrays import Doubles, Ints
+from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 
 LEVEL: Final = 0.95
@@ -118,6 +119,10 @@ def mean_estimate(values_NK: Doubles) -> Estimate:
 
 def paired_difference(ours_N: Doubles, theirs_N: Doubles) -> PairedDifference:
     """Difference `ours - theirs`, run by run."""
+    if np.shape(ours_N) != np.shape(theirs_N):
+        raise EsperError(
+            f"paired difference of {len(ours_N)} and {len(theirs_N)} runs: give the same of both"
+        )
     difference = np.asarray(ours_N, dtype=np.float64) - np.asarray(theirs_N, dtype=np.float64)
     return PairedDifference(
         student=student_estimate(difference),

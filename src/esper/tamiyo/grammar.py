@@ -225,6 +225,9 @@ def _parse_unlabelled(text: str) -> ParsedPolicy:
     return _parse_controller(text)
 
 
+_EXAMPLES: Final = {"asha": "asha:8", "best-of": "best-of:4,8"}
+
+
 def _parse_form(text: str, kind: Kind, rest: str) -> ParsedPolicy:
     """A policy of one of `_FORMS`."""
     usage, patterns = _FORMS[kind]
@@ -234,7 +237,7 @@ def _parse_form(text: str, kind: Kind, rest: str) -> ParsedPolicy:
             given = {name: value for name, value in found.groupdict().items() if value is not None}
             with contextlib.suppress(ValueError):
                 return replace(parsed, **{name: _read(name, given[name]) for name in given})
-    example = DESCRIPTIONS[kind][1] if kind in DESCRIPTIONS else f"{kind}:4"
+    example = DESCRIPTIONS[kind][1] if kind in DESCRIPTIONS else _EXAMPLES[kind]
     raise EsperError(f"policy {shown(text)}: expected {usage}, for example {example}")
 
 
@@ -355,7 +358,7 @@ _MOST: Final = {"longer": MAX_WAIT_FACTOR, "below": 1.0, "candidates": MAX_CANDI
 """Largest value of fields that are above 0."""
 _FORMS: Final[dict[Kind, tuple[str, tuple[str, ...]]]] = {
     "wait": (
-        f"wait:FACTOR above 0 and up to {MAX_WAIT_FACTOR:g}, or wait:as:POLICY",
+        f"wait:FACTOR above 0 and up to {MAX_WAIT_FACTOR:g}, times as long, or wait:as:POLICY",
         ("", "(?P<longer>[^:]+)"),
     ),
     "random": ("random, which takes no arguments", ("",)),

@@ -25,7 +25,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import ActionMasks, require_mask
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
@@ -174,6 +174,7 @@ class HeuristicPolicy(ScriptedPolicy):
 
     def reset_state(self, policy_state: _HeuristicState, reset_E: Bools) -> _HeuristicState:
         """Clear embargoes and penalties of the reset members."""
+        require_mask(reset_E, len(policy_state.next_E))
         return policy_state.reset(reset_E)
 
     def act(

@@ -12,11 +12,12 @@ import numpy as np
 from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
-from esper.leyline.masks import ActionMasks
+from esper.leyline.masks import ActionMasks, require_mask
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.scripted import (
+    FULL_ALPHA,
     ScriptedPolicy,
     blend_heads,
     build_actions,
@@ -79,6 +80,7 @@ class FixedSchedule(ScriptedPolicy):
 
     def reset_state(self, policy_state: Bools, reset_E: Bools) -> Bools:
         """Mark all entries of the reset members as not germinated."""
+        require_mask(reset_E, len(policy_state))
         return np.asarray(policy_state & ~reset_E[:, None])
 
     def act(
@@ -103,6 +105,10 @@ class FixedSchedule(ScriptedPolicy):
         started_EN = started_E[:, None] & (entry_E[:, None] == np.arange(len(self.entries)))
         heads = blend_heads(masks)
         if self.entries:
+            if heads[ActionHead.ALPHA_TARGET] != FULL_ALPHA:
+                raise EsperError(
+                    "a schedule blends its seeds in full: alpha target 1.0 is frozen to another"
+                )
             heads[ActionHead.BLUEPRINT] = places[entry_E, 1]
         actions = build_actions(op_E, slot_E, heads)
         return PolicyDecision.deterministic(actions), np.asarray(policy_state | started_EN)

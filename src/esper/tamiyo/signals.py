@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.masks import require_mask
 from esper.leyline.signals import HISTORY_LENGTH
 
 
@@ -29,6 +31,16 @@ class SignalConfig:
     """Relative drop below the lowest validation loss so far that counts as a steep step."""
     stabilisation_steps: int = 3
     """Consecutive steps that are not steep after which a member is stabilised."""
+
+    def __post_init__(self) -> None:
+        for name in ("plateau_patience", "stabilisation_steps"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"SignalConfig.{name}={getattr(self, name)}: must be 1 or more")
+        for name in ("plateau_tolerance", "steep_descent"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise EsperError(
+                    f"SignalConfig.{name}={getattr(self, name)}: must be finite, 0 or more"
+                )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +126,7 @@ class SignalTracker:
         if reset_E is None:
             self._state = _TrackerState.fresh(self.members)
             return
+        require_mask(reset_E, self.members)
         if not reset_E.any():
             return
         fresh = _TrackerState.fresh(self.members).arrays()

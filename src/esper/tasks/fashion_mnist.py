@@ -18,6 +18,7 @@ Shape letters: N images, C channels, H height, W width.
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import zlib
 from dataclasses import dataclass, replace
@@ -101,7 +102,8 @@ def _read(folder: Path, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uin
     content = read_file(path, _MAX_HEAD + size, FASHION)
     if path.suffix == ".gz":
         try:
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as file:
+                content = file.read(_MAX_HEAD + size + 1)  # however much a damaged one holds
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise damaged(path, f"cannot be unpacked ({error})", FASHION) from None
     check_sha1(path, content, CONTENT_SHA1[name], FASHION)

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from torch import Tensor, nn
 
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_name
 from esper.tasks import metric_forms as forms
 from esper.tasks.member_functions import MemberFunction, function_name
 from esper.tasks.metric_forms import Metric
@@ -67,6 +67,12 @@ METRICS: Final[dict[str, dict[Reading, Maker]]] = {
     "rmse": {"numbers": partial(forms.SquaredErrors, **_ERRORS)},
 }
 """Name -> how it is made, by what targets it is for. `explained`, a share of the loss, besides."""
+_OTHER_NAMES: Final = {
+    "acc": "accuracy", "auc": "roc_auc", "auroc": "roc_auc", "ap": "average_precision",
+    "nll": "log_loss", "logloss": "log_loss", "ppl": "perplexity", "macro_f1": "f1_macro",
+    "mean_absolute_error": "mae", "root_mean_squared_error": "rmse",
+}  # fmt: skip
+"""Of metrics elsewhere, for a hint."""
 EXPLAINED: Final = "explained"
 NAMES: Final = ("auto", *METRICS, EXPLAINED, "a function")
 
@@ -88,7 +94,7 @@ def make_metric(
     if name == EXPLAINED:
         return _explained(loss, explainable_loss(loss, whole))
     if name not in METRICS:
-        raise unknown_name("metric", wanted, NAMES)
+        raise _unknown(name)
     if isinstance(terms, EsperError):
         raise EsperError(f"metric {name!r}: {terms}")
     reading = _reading(loss, terms)
@@ -99,6 +105,19 @@ def make_metric(
             f"{EXPLAINED} or a function"
         )
     return METRICS[name][reading](name=name, reading=terms)
+
+
+def _unknown(name: str) -> EsperError:
+    """An error with the metric that is meant, as far as that is known.
+
+    >>> str(_unknown("neg_mean_absolute_error")).partition("?")[0]
+    "unknown metric 'neg_mean_absolute_error': did you mean 'mae'"
+    """
+    plain = name.lower().replace("-", "_").removeprefix("neg_").removesuffix("_score")
+    meant = _OTHER_NAMES.get(plain, plain)
+    if meant in METRICS:
+        return UnknownNameError(f"unknown metric {shown(name)}: did you mean {meant!r}?")
+    return unknown_name("metric", name, NAMES)
 
 
 def _terms(loss: TrainingLoss, train: Tensor) -> RowTerms | EsperError:

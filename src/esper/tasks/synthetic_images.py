@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from esper.leyline.arrays import Floats, Ints
+from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
@@ -50,6 +51,19 @@ class SyntheticImages:
     """Determines all data."""
     width: int | None = None
     """Width of an image; None: same as the height."""
+
+    def __post_init__(self) -> None:
+        width = self.size if self.width is None else self.width
+        if min(self.channels, self.size, width) < 1 or self.classes < 2:
+            raise EsperError(
+                f"synthetic channels={self.channels}, size={self.size}, width={width} must be 1 or "
+                f"more, classes={self.classes} 2 or more"
+            )
+        if min(self.train, self.validation) < self.classes:
+            raise EsperError(
+                f"synthetic train={self.train}, validation={self.validation}: at least one image "
+                f"of each of the {self.classes} classes is needed"
+            )
 
     def __call__(self) -> TaskData:
         prototypes_KCHW = self._prototypes()

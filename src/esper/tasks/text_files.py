@@ -55,6 +55,21 @@ class TextFiles:
     end_mark: str = ""
     """End-of-text mark, replaced by one token; empty: none."""
 
+    def __post_init__(self) -> None:
+        if self.vocab < 2:
+            raise EsperError(f"vocab={self.vocab}: must be 2 or more")
+        if min(self.context, self.block, self.max_test, self.validation) < 1:
+            raise EsperError(
+                f"context={self.context}, block={self.block}, max_test={self.max_test}, "
+                f"validation={self.validation}: all must be 1 or more"
+            )
+        if self.validation % self.block:
+            raise EsperError(
+                f"validation={self.validation}: must be a multiple of block={self.block}"
+            )
+        if not 0 < self.test_share < 1:
+            raise EsperError(f"test_share={self.test_share}: must be between 0 and 1")
+
     @property
     def nominal_sizes(self) -> tuple[int, int]:
         """About 16 thousand sequences, and those of a validation part."""

@@ -33,6 +33,7 @@ from esper.simic.training.runs.resume import (
     check_task_facts,
 )
 from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.tasks.registry import get_task_spec
 from loop_support import same_agents, tiny_task, untimed
 from resume_support import SPEC, newest, resumed_run, same_runs, trained
 from run_driver import EPISODE, small_run, small_trainer
@@ -243,6 +244,24 @@ def test_runs_of_earlier_versions_resume_where_they_meant_the_same(steps: int, g
         check_task_facts(facts, SPEC, "the run")
     else:
         assert "life_steps is 9" in refused(lambda: check_task_facts(facts, SPEC, "the run"))
+
+
+@pytest.mark.parametrize(
+    ("task", "former"),
+    [
+        ("tinyshakespeare", {"width": 32, "heads": 4, "layers": 2}),
+        ("cifar_resnet8_narrow", {"blocks_per_stage": 1, "norm": "group"}),
+    ],
+)
+def test_hosts_of_earlier_versions_are_the_same(task: str, former: dict[str, object]):
+    spec = get_task_spec(task)
+    facts = task_facts(spec)
+    facts["host_factory"] |= former
+    check_task_facts(facts, spec, "the run")
+    now = facts["host_factory"]
+    name = next(key for key in now if key not in former and isinstance(now[key], int))
+    facts["host_factory"] |= {name: 99}
+    assert name in refused(lambda: check_task_facts(facts, spec, "the run"))
 
 
 def test_fewer_rounds_than_are_done_are_refused(copied):

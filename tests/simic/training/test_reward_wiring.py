@@ -81,9 +81,12 @@ def test_a_reward_in_a_file_is_recorded_and_resumes(tmp_path):
     train(tmp_path / "run", 2, resume=True, config=replace(config, rounds=2))
     line = refused(lambda: train(tmp_path / "run", 2, resume=True, config=None))
     assert "to run its code" in line, "a folder may come from somebody else"
+    (tmp_path / "mine.py").rename(tmp_path / "moved.py")
+    moved = RewardConfig(own=f"{tmp_path / 'moved.py'}:accuracy_alone")
+    train(tmp_path / "run", 3, resume=True, config=replace(config, rounds=3, reward=moved))
     (tmp_path / "mine.py").write_text(MINE + "# edited\n")
     line = refused(
-        lambda: train(tmp_path / "run", 3, resume=True, config=replace(config, rounds=3))
+        lambda: train(tmp_path / "run", 4, resume=True, config=replace(config, rounds=4))
     )
     assert "mine.py:accuracy_alone' has changed: put it back" in line
 

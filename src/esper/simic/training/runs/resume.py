@@ -195,18 +195,27 @@ def check_task_facts(facts: Json, spec: TaskSpec, where: str) -> None:
     found = [
         change
         for change in differences(facts, task_facts(spec), "task")
-        if change.name not in _ALWAYS or _ALWAYS[change.name] != change.before
+        if change.now is not None or _ALWAYS.get(change.name, _NEVER) != change.before
     ]
     if found:
         raise _mismatch(where, found)
 
 
-_ALWAYS: Final = {"task.upkeep.life_steps": 14, "task.upkeep.full_share": 1.0}
+_ALWAYS: Final[dict[str, Json]] = {
+    "task.upkeep.life_steps": 14,
+    "task.upkeep.full_share": 1.0,
+    "task.host_factory.width": 32,
+    "task.host_factory.heads": 4,
+    "task.host_factory.layers": 2,
+    "task.host_factory.blocks_per_stage": 1,
+    "task.host_factory.norm": "group",
+}
 """What earlier runs have as settings of their tasks -> the value that all runs have now."""
+_NEVER: Final = object()
 
 
 def _may_change(change: Difference) -> bool:
-    if change.name == "task.name":  # a task file may be moved; `check_task_facts` compares it
+    if change.name in ("task.name", "reward.own"):  # moved files; others compare their contents
         return is_file_reference(str(change.before)) and is_file_reference(str(change.now))
     return any(change.name == free or change.name.startswith(f"{free}.") for free in MAY_CHANGE)
 
