@@ -71,7 +71,7 @@ def test_a_missing_folder_and_a_file_in_its_place(tmp_path):
 
 
 def test_a_name_that_is_too_long_is_no_folder(tmp_path):
-    assert "does not exist: give the folder of a save" in refused(tmp_path / ("x" * 300))
+    assert "cannot be read (File name too long)" in refused(tmp_path / ("x" * 300))
 
 
 def test_missing_files_are_named(folder, tmp_path):

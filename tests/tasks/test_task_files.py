@@ -86,7 +86,7 @@ def test_an_edited_file_counts_at_once(tmp_path):
         ("raise ValueError('two\\nlines')", "ValueError at my_tasks.py:1: two lines"),
         ("import nothing_of_that_name", "No module named 'nothing_of_that_name'"),
         ("\0", "fails"),
-        (ONE.replace("size=Own", "classes=1, size=Own"), "chance=1.0"),
+        (ONE.replace("size=Own", "classes=1, size=Own"), "synthetic classes=1"),
         (ONE.replace('"mine"', '"digits_baseline"'), "'digits_baseline' is taken"),
         (BUILT_ON_ANOTHER.replace('name="mine", ', ""), "'digits_baseline' is already registered"),
         (BUILT_ON_ANOTHER.split("register_task(r")[0], "defines no TaskSpec of its own"),

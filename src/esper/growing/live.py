@@ -98,6 +98,6 @@ def bar(share: float, width: int, encoding: str | None = "utf-8") -> str:
     >>> bar(0.5, 6), bar(1.5, 2), bar(0.25, 4, "latin-1")
     ('━━━───', '━━', '#---')
     """
-    full, empty = "━─" if (encoding or "").lower().startswith("utf") else "#-"
+    full, empty = "━─" if (encoding or "utf-8").lower().startswith("utf") else "#-"
     filled = round(width * min(1.0, max(0.0, share)))
     return full * filled + empty * (width - filled)

@@ -138,6 +138,10 @@ def require_not_folders(paths: Iterable[Path]) -> None:
 
 def require_folder(path: Path, advice: str) -> None:
     """Raise with the advice unless there is such a folder."""
-    if not os.path.isdir(path):  # `Path.is_dir` raises for names that are too long
-        found = "is a file" if os.path.exists(path) else "does not exist"
-        raise EsperError(f"{path} {found}: {advice}")
+    try:
+        if path.is_dir():
+            return
+        found = "is a file" if path.exists() else "does not exist"
+    except OSError as error:  # a name that is too long, or a folder that may not be entered
+        found = f"cannot be read ({error.strerror})"
+    raise EsperError(f"{path} {found}: {advice}")

@@ -54,11 +54,13 @@ class SyntheticImages:
 
     def __post_init__(self) -> None:
         width = self.size if self.width is None else self.width
-        if min(self.channels, self.size, width) < 1 or self.classes < 2:
+        if min(self.channels, self.size, width) < 1:
             raise EsperError(
-                f"synthetic channels={self.channels}, size={self.size}, width={width} must be 1 or "
-                f"more, classes={self.classes} 2 or more"
+                f"synthetic channels={self.channels}, size={self.size}, width={width}: must be 1 "
+                f"or more"
             )
+        if self.classes < 2:
+            raise EsperError(f"synthetic classes={self.classes}: must be 2 or more")
         if min(self.train, self.validation) < self.classes:
             raise EsperError(
                 f"synthetic train={self.train}, validation={self.validation}: at least one image "
