@@ -1,7 +1,7 @@
 """Train controllers of several seeds side by side on one device, in calls that follow each other.
 
     python lab/scripts/learn_controllers.py --seeds 1000 1001 --out out/learn --until 540 -- \\
-        --task digits_tiny8 --contexts lab/contexts/restarts.json --envs 128 --device cuda
+        --task digits_tiny8 --contexts lab/contexts/restarts_long.json --envs 128 --device cuda
 
 What stands after `--` are settings of `esper train ppo`. Each seed trains in a process of its own
 (on a GPU by MPS); after `--until` seconds all are asked to save and stop, and the same command

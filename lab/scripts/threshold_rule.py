@@ -3,7 +3,7 @@
     esper audit digits_tiny8 --topologies 1 --hosts 8 --contexts 48 --seed 45 \\
         --preset lab/contexts/curves.json --out out/curves
     ESPER_CURVES=out/curves esper compare wait "rule=lab/scripts/threshold_rule.py:Below50At8" \\
-        --task digits_tiny8 --contexts lab/contexts/restarts.json
+        --task digits_tiny8 --contexts lab/contexts/restarts_long.json
 
 A member whose accuracy on `val_control` after some steps is below a quantile of what hosts reach by
 then in such a context begins anew, at most three times. The quantile is a linear function of what

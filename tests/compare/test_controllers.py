@@ -136,6 +136,20 @@ def test_an_untrained_controller_has_the_settings_and_first_weights_of_its_run(t
         assert torch.equal(mine, begun)
 
 
+@pytest.mark.parametrize("threads", [2, 3])
+def test_first_weights_do_not_depend_on_the_number_of_threads(threads):
+    """Processes of a comparison have one, its command more: they must mean the same policy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        digest = PPOAgent(policy_spec(), PPOConfig()).weights_digest()
+        assert torch.get_num_threads() == threads
+        torch.set_num_threads(1)
+        assert PPOAgent(policy_spec(), PPOConfig()).weights_digest() == digest
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_untrained_stands_beside_every_controller_once(tmp_path):
     folder = saved(tmp_path / "agent")
 

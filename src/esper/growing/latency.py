@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.device.threads import cpu_threads
 from esper.growing.budget import Runtime
 from esper.kasmina.export.export import export_model
 from esper.kasmina.layers.modes import in_mode
@@ -45,16 +46,11 @@ def measure_latency(
 ) -> Latency:
     """Time a network in eval mode; `example`: its raw inputs for some samples."""
     first = [value[:1].cpu() for value in example]
-    before = torch.get_num_threads()
     with in_mode(model, training=False):
         if runtime == "onnx":
             return _timed(_in_onnx(model, inputs, first, threads))
-        torch.set_num_threads(threads)
-        try:
-            with torch.inference_mode():
-                return _timed(lambda: inputs.call(model, first))
-        finally:
-            torch.set_num_threads(before)
+        with cpu_threads(threads), torch.inference_mode():
+            return _timed(lambda: inputs.call(model, first))
 
 
 def _timed(call: Callable[[], object]) -> Latency:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import TelemetryConfig, TelemetryLevel
+from esper.leyline.context import ContextSpec, Range
 from esper.leyline.payloads import CheckpointReason
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
@@ -38,7 +39,7 @@ from esper.simic.training.runs.checkpoints import (
     run_tally,
 )
 from esper.simic.training.runs.folder import RunFolder
-from esper.simic.training.vectorized import train_ppo_vectorized
+from esper.simic.training.vectorized import make_trainer, train_ppo_vectorized
 from esper.storage import atomic, manifest
 from esper.storage.sealed_json import seal
 from esper.tasks.spec import OptimSettings
@@ -417,6 +418,28 @@ def test_the_best_round_is_that_of_a_whole_episode():
     assert best_round(scored(math.nan)) is None
     assert run_tally(history) == RunTally(4, 8, 0.4)
     assert math.isnan(run_tally([]).best_score)
+
+
+def test_where_rounds_draw_budget_or_data_the_latest_is_the_best(tmp_path):
+    """Their scores say how hard a draw was; a checkpoint of an early, easy round is no better."""
+    scores = [0.1, 0.9, 0.2, 0.3, 0.25]
+    history = scored(*scores)
+    assert best_round(history, varied=True).round_index == 4
+    assert best_round([], varied=True) is None
+    config = small_run(len(scores))
+    same = tiny_task(episode_length=EPISODE)
+    drawn = replace(same, context=ContextSpec(label_noise=Range(0.0, 0.4)))
+    for name, spec, kept, best in (("same", same, [2, 4, 5], 2), ("drawn", drawn, [4, 5], 5)):
+        trainer = make_trainer(config, spec=spec)
+        hook = CheckpointHook(CheckpointStore(tmp_path / name, keep=2), config, every=4)
+        for done, record in enumerate(history, start=1):
+            trainer.engine.round = done
+            trainer.history.append(record)
+            hook(trainer, record)
+        assert rounds_in(hook.store) == kept
+        found = hook.store.best().path
+        assert found.name == f"round-{best:06d}"
+        assert read_checkpoint(found).summary.best_round == best
 
 
 # ---- when ---------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from torch import nn
 
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
+from esper.device.threads import cpu_threads
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.determinism import deterministic_kernels
 from esper.growing.trainers.eager import TICK_SECONDS, EagerRun
@@ -224,13 +225,9 @@ class WorkerTrainer:
     @contextmanager
     def _computing(self, threads: int = THREADS) -> Iterator[None]:
         """Compute as the workers do; the user's generators and threads stay as they are."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            with forked_rng(0, self.task.device), deterministic_kernels(self.task.device):
-                yield
-        finally:
-            torch.set_num_threads(before)
+        device = self.task.device
+        with cpu_threads(threads), forked_rng(0, device), deterministic_kernels(device):
+            yield
 
     def _running(self, run: _OwnRun | None) -> list[Running]:
         own = [] if run is None else [run.program.running]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from esper.device.bfloat16 import bfloat16_passes
 from esper.device.graphs import CudaRecorder, GraphCache
+from esper.device.threads import cpu_threads
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Bools, Floats, Ints
 from esper.leyline.errors import EsperError
@@ -70,7 +71,8 @@ class PPOAgent:
         self.ranks = ranks
         self.spec, self.config, self.seed = spec, config or PPOConfig(), seed
         self.device = torch.device(device)
-        with torch.random.fork_rng(devices=[]):
+        # One thread: QR rounds differently with more, and a seed has one set of first weights.
+        with torch.random.fork_rng(devices=[]), cpu_threads(1):
             torch.default_generator.manual_seed(stream_seed(seed, "policy"))
             network = PolicyNetwork(spec, self.config.network)
         self.network = network.to(self.device)

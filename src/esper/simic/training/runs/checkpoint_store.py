@@ -70,7 +70,17 @@ class Summary:
     best_round: int
     """Rounds completed when the best score was reached."""
     best_score: float
-    """Highest mean score of a round so far."""
+    """Mean score of that round."""
+    varied: bool = False
+    """Whether every round draws budget and data of its own: mean scores then say how hard a draw
+    was, so the latest round is the best."""
+
+    @property
+    def worth(self) -> float:
+        """What the best checkpoint has most of."""
+        if self.varied:
+            return self.round
+        return -math.inf if math.isnan(self.score) else self.score
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +128,11 @@ class CheckpointStore:
         return _first_valid(reversed(self.paths()))
 
     def best(self) -> CheckpointSearch:
-        """Find the valid checkpoint with the highest score; ties go to the earliest."""
+        """Find the valid checkpoint that is worth most; ties go to the earliest."""
         scored, unreadable = [], []
         for path in self.paths():
             try:
-                scored.append((-_rank(_read_manifest(path).summary.score), path))
+                scored.append((-_read_manifest(path).summary.worth, path))
             except EsperError as error:
                 unreadable.append(str(error))
         scored.sort(key=lambda entry: entry[0])
@@ -228,7 +238,7 @@ class CheckpointStore:
                     self._move_aside(path)
         if not summaries:
             return
-        best = max(summaries, key=lambda path: _rank(summaries[path].score))
+        best = max(summaries, key=lambda path: summaries[path].worth)
         for path in [*summaries][: -self.keep]:
             if path != best:
                 self._remove(path)
@@ -243,11 +253,6 @@ def _number(name: str) -> int:
     match = _NAME.fullmatch(name)
     assert match is not None  # callers pass matching names only
     return int(match[1])
-
-
-def _rank(score: float) -> float:
-    """Sort key of a score; NaN ranks lowest."""
-    return -math.inf if math.isnan(score) else score
 
 
 def _first_valid(paths: Iterator[Path]) -> CheckpointSearch:

@@ -64,9 +64,15 @@ def completed_rounds(history: Sequence[RoundRecord]) -> list[RoundRecord]:
     return [r for r in history if r.episodes_done == (r.round_index + 1) * len(r.score_E)]
 
 
-def best_round(history: Sequence[RoundRecord]) -> RoundRecord | None:
-    """The completed round with the highest mean score, the first of ties; None if there is none."""
-    scored = [r for r in completed_rounds(history) if not math.isnan(r.mean_score)]
+def best_round(history: Sequence[RoundRecord], varied: bool = False) -> RoundRecord | None:
+    """The completed round with the highest mean score, the first of ties; None if there is none.
+
+    `varied`: as in `Summary`; then the latest.
+    """
+    done = completed_rounds(history)
+    if varied:
+        return done[-1] if done else None
+    scored = [r for r in done if not math.isnan(r.mean_score)]
     return max(scored, key=lambda record: record.mean_score, default=None)
 
 
@@ -119,8 +125,10 @@ def capture(
     """Capture the state of a run between two rounds; raises in the middle of an episode."""
     engine, history = trainer.engine, trainer.history
     done = completed_rounds(history)
-    best = best_round(history)
+    varied = engine.spec.context.varies_rounds
+    best = best_round(history, varied)
     summary = Summary(
+        varied=varied,
         round=engine.round,
         rounds=trainer.rounds,
         score=done[-1].mean_score if done else math.nan,
@@ -217,6 +225,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
 class CheckpointHook:
     """A `RoundHook` that saves every `every` rounds, at each new best score and after the last.
 
+    Where rounds are `varied` (`Summary`) there is no best score.
+
     It also keeps the state of the last completed round in memory for `flush`, so that an
     interruption loses at most the round in progress.
     """
@@ -255,7 +265,7 @@ class CheckpointHook:
     def _reason(self, summary: Summary) -> CheckpointReason | None:
         if summary.round >= summary.rounds:
             return CheckpointReason.FINAL
-        if summary.best_round == summary.round:
+        if summary.best_round == summary.round and not summary.varied:
             return CheckpointReason.BEST
         return CheckpointReason.PERIODIC if summary.round % self.every == 0 else None
 
