@@ -258,7 +258,7 @@ class Search:
     def _affords(self, row: Row) -> bool:
         """Whether there is room for a run: in compute and, to its end, in time.
 
-        The model as given always trains; a run that was interrupted goes on until time is up.
+        The model as given always begins; a run that was interrupted goes on while time is left.
         """
         if row.number == 0 or row.trained:
             return self.clock.left > 0 or not row.trained

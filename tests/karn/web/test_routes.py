@@ -36,6 +36,8 @@ def test_pages_are_static_and_hold_no_names(client, path):
     assert answer.headers["cache-control"] == "no-cache", "kept for the way back"
     assert answer.text.count("<script") == answer.text.count('<script type="module" src="/static/')
     assert "style=" not in answer.text
+    assert "<!--" not in answer.text
+    assert client.get("/static/page.html").status_code == 404, "the frame is no page"
 
 
 @pytest.mark.parametrize("path", ["/runs/no-such-run", "/nowhere", "/runs/cmp/networks/0001.py"])

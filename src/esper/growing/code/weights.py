@@ -219,8 +219,10 @@ def _lines(model: nn.Module, rules: Mapping[str, _Rule]) -> list[str]:
 
 
 def _is_layer(model: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a kind names layers of torch alone: what merely holds tensors is of any kind, and of
-    a subclass the user's class draws the weights."""
+    """Whether `isinstance` with this kind finds layers of torch and nothing else.
+
+    Containers of parameters match too much, and a user's subclass draws its weights itself.
+    """
     holders = (nn.Module, nn.ParameterList, nn.ParameterDict)
     named = getattr(nn, kind.__name__, None) is kind and kind not in holders
     return named and all(_is_torch(layer) for layer in model.modules() if isinstance(layer, kind))

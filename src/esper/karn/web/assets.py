@@ -11,6 +11,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 STATIC: Final = Path(__file__).parent / "static"
+_FRAME: Final = Path(__file__).parent / "page.html"
+"""What all pages share; not served itself."""
 _NEEDS_SCRIPT: Final = (
     "<noscript><p>These pages need JavaScript; <code>esper runs</code> and <code>esper show</code> "
     "show the same in a terminal.</p></noscript>"
@@ -46,7 +48,7 @@ class PageFiles(StaticFiles):
 def page(name: str) -> str:
     """A page as HTML."""
     title, content = _PAGES[name]
-    frame = (STATIC / "page.html").read_text(encoding="utf-8")
+    frame = _FRAME.read_text(encoding="utf-8")
     script = f'<script type="module" src="/static/js/{name}.js"></script>\n'
     frame = frame.replace("<!--title-->", title)
     frame = frame.replace("<!--script-->", "" if name == "missing" else script)

@@ -63,7 +63,7 @@ export class Growth {
     } catch (error) {
       problem = error.message;
     }
-    // The reader may have chosen another round or member meanwhile, which is asked for next.
+    // An answer to an earlier choice is dropped: the next request is for what is chosen now.
     if (query === this.chosen.query()) this.take(found, problem);
   }
 
