@@ -13,7 +13,7 @@ import torch
 
 from esper.growing.budget import Budget
 from esper.growing.clock import ENOUGH, REPORT_SECONDS, REPORT_SHARE, Clock
-from esper.growing.runs import Row, Table
+from esper.growing.runs import Purpose, Row, Table
 from esper.growing.search import (
     FEW,
     MAX_FINALE,
@@ -185,7 +185,7 @@ def test_runs_beside_the_longest_end_before_it_and_in_time(tmp_path):
     made, drawn = Timed(tmp_path), list[int]()
     search = made.search
 
-    def meanwhile(lengths: list[int], longest: int = FULL) -> list[int]:
+    def meanwhile(lengths: list[int], purpose: Purpose = "survivor") -> list[int]:
         def rows(table: Table):
             for batches in lengths:
                 drawn.append(batches)
@@ -193,14 +193,15 @@ def test_runs_beside_the_longest_end_before_it_and_in_time(tmp_path):
 
         drawn.clear()
         search.ladder.meanwhile = rows  # type: ignore[method-assign]
-        search.table, search._begun = Table((row(0), planned(1, longest))), {1: (0.0, 0)}
+        longest = replace(planned(1, FULL), purpose=purpose)
+        search.table, search._begun = Table((row(0), longest)), {1: (0.0, 0)}
         return [one.recipe.batches for one in search._meanwhile()]
 
     assert meanwhile([50, 400, FULL, FULL + 1, 20]) == [50, FULL, 20]
     assert [one.number for one in search.table.rows] == [0, 1, 2, 3, 4]
     assert meanwhile([400] * 9) == []
     assert len(drawn) == MAX_REFUSED
-    assert meanwhile([50], longest=FULL + 1) == [], "the finale has the device for itself"
+    assert meanwhile([50], purpose="finale") == [], "the finale has the device for itself"
     made.clock.start(planned(7, 1100))
     assert meanwhile([50]) == [], "it would not end in time"
     made.clock.end_rung(0.0)
@@ -229,7 +230,7 @@ def test_the_finale_comes_after_a_full_rung_or_where_there_is_no_time_for_many(
     made = Timed(tmp_path, row(0, rung=rung), parallel=1, **settings)
     made.now, asked = USABLE - left, list[tuple[int, int]]()
 
-    def finale(table: Table, batches: Any, count: int) -> list[Row]:
+    def finale(table: Table, batches: Any, count: int, smaller: bool) -> list[Row]:
         asked.append((batches(row(0)), count))
         return [planned(1, 300)]
 
@@ -250,12 +251,19 @@ def test_slow_networks_are_not_timed(tmp_path, left, threads, quick):
     assert made.search._quick_to_time([planned(1, threads=threads), planned(2)]) is quick
 
 
-@pytest.mark.parametrize(("parallel", "count"), [(1, 1), (3, 3), (9, MAX_FINALE)])
-def test_the_finale_has_a_run_for_every_process(tmp_path, parallel, count):
-    made, asked = Timed(tmp_path, row(0, rung=2), parallel=parallel), list[int]()
-    made.search.ladder.finale = lambda *given: asked.append(given[2]) or []  # type: ignore[method-assign]
+@pytest.mark.parametrize(("parallel", "cores", "asked"), [
+    (1, 1, [(1, False)]), (3, 1, [(3, True)]), (9, 1, [(MAX_FINALE, True)]),
+    (2, 2, [(1, True), (2, True)]),
+])  # fmt: skip
+def test_the_finale_has_a_run_for_every_process_or_one_for_all_cores(
+    tmp_path, parallel, cores, asked
+):
+    """And smaller networks, but on one core."""
+    made, given = Timed(tmp_path, row(0, rung=2), parallel=parallel), list[tuple[int, bool]]()
+    made.search.trainer.cores = cores
+    made.search.ladder.finale = lambda *four: given.append(four[2:]) or []  # type: ignore[method-assign]
     made.search._finale()
-    assert asked == [count]
+    assert given == asked
 
 
 # ---- training ------------------------------------------------------------------------------------
@@ -276,6 +284,16 @@ def test_long_runs_start_first_and_a_rung_has_taken_its_own_time(tmp_path):
     made.search.run(Table((row(0), planned(1, 10), planned(2, 50), planned(3, 30))))
     assert list(dict.fromkeys(number for number, _ in trainer.trained)) == [2, 3, 1]
     assert rungs == [pytest.approx(9.0)]
+
+
+def test_a_run_on_all_cores_waits_for_those_beside_it(tmp_path):
+    trainer = CountingTrainer()
+    made = Timed(tmp_path, trainer=trainer, limit=1000.0)
+    Proposing(made.search)
+    made.search._affords = lambda one: True  # type: ignore[method-assign]
+    on_all_cores = replace(planned(1, 90), threads=2)
+    made.search.run(Table((row(0), on_all_cores, planned(2, 50), planned(3, 30))))
+    assert list(dict.fromkeys(number for number, _ in trainer.trained)) == [2, 3, 1]
 
 
 def test_after_ctrl_c_nobody_is_given_a_job(tmp_path):

@@ -15,6 +15,7 @@ from esper.growing.budget import Budget
 from esper.growing.networks import Networks, Size
 from esper.growing.widths import (
     COUNT,
+    SMALL,
     SMALLEST,
     WIDEST,
     named_variants,
@@ -108,6 +109,12 @@ def test_below_the_model_widths_run_from_the_widest_that_fits_downwards():
     assert sizes == [params(width) for width in (1, 2, 3, 5, 6)]
 
 
+@pytest.mark.parametrize("cap", [1000, math.inf])
+def test_small_networks_are_among_them_also_where_the_widest_is_wide(cap):
+    """A frontier is to have small networks; they cost little."""
+    assert {params(round(share * WIDTH)) for share in SMALL} <= set(spread(cap))
+
+
 def test_a_cap_below_all_widths_names_the_smallest_network():
     tiny, stiff = FakeNetworks(Budget(params=3)), Stiff(Budget(macs=50))
     assert refused(lambda: require_smaller(cast(Networks, tiny), "auto", ())) == (
@@ -128,7 +135,7 @@ def test_sizes_spread_at_least_by_half_and_without_the_model_itself():
     sizes = spread()
     assert max(sizes) == params(round(WIDEST * WIDTH))
     assert params(WIDTH) not in sizes
-    assert len(sizes) <= COUNT + 1
+    assert len(sizes) <= COUNT + 1 + len(SMALL)
     assert all(b / a > 1.4 for a, b in pairwise(sizes))
     assert min(sizes) < params(WIDTH)
 
@@ -228,7 +235,7 @@ def test_a_resumed_run_has_the_widths_it_was_started_with(tmp_path, monkeypatch)
 def test_other_depths_are_tried_at_two_widths_each_up_to_the_widest_that_fits(cap):
     networks = cast(Networks, FakeNetworks(Budget(params=cap)))
     found = spread_variants(networks, math.inf, (0.5, 2.0))
-    assert len(found) <= 9
+    assert len(found) <= 9 + len(SMALL)
     sizes = [one.size(()).params for one in found]
     assert sizes == sorted(sizes)
     for depth in (0.5, 1.0, 2.0):

@@ -209,11 +209,13 @@ class Ladder(Proposals):
                 found.append(replace(self.sized(again), number=len(rows) + len(found)))
         return list(purposed("filling", found))
 
-    def finale(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
+    def finale(
+        self, table: Table, batches: Callable[[Row], int], count: int, smaller: bool = True
+    ) -> list[Row]:
         """What may be the best in the end, in runs for the rest of the time.
 
         None, if length does not pay, or there is no time for longer runs than before.
-        `batches`, `count`: as for `filling`.
+        `batches`, `count`: as for `filling`; `smaller`: with smaller networks beside them.
         """
         rows, space, rung = table.rows, self.space, table.rungs
         near = self._near_cap(rows)
@@ -226,7 +228,7 @@ class Ladder(Proposals):
         found = list(islice(self._fresh(purposed("finale", long), rows), count))
         if found:
             beside = chain(
-                purposed("smaller", self._smaller(rung, rows, found, batches)),
+                purposed("smaller", self._smaller(rung, rows, found, batches) if smaller else ()),
                 purposed("reference", self._reference(rung, rows)),
             )
             found = self._with_room(found, list(self._fresh(beside, rows)), batches)
@@ -247,11 +249,9 @@ class Ladder(Proposals):
         """The best networks of half the size, of a quarter and so on, for longer than before: a
         frontier has all sizes.
 
-        They share a part of the time of the last of several long runs equally; those that had the
-        most so far get none, if there would be too little for all.
+        They share a part of the time of the last long run equally; those that had the most so far
+        get none, if there would be too little for all.
         """
-        if len(found) < 2:
-            return []
         done, size, space = self._sound(rows), found[0].params, self.space
         halves = (size / 2 ** (place + 1) for place in range(MAX_SMALLER))
         sized = [self._of_size(rung, done, half / 2, half) for half in halves]

@@ -116,7 +116,7 @@ class Row:
     saved: bool = False
     """Its weights are in the run folder."""
     purpose: Purpose = field(default="", metadata={"later": True})
-    """For people who read the table, as the next: no result depends on it."""
+    """Why it was proposed."""
     at: float = field(default=0.0, metadata={"later": True})
     """Seconds of the search, of all its sessions, when it was judged; 0: it was not."""
 

@@ -204,7 +204,9 @@ class Search:
 
         def proposed() -> list[Row]:
             with_threads = lambda row: self._fitting(count, replace(row, threads=threads))  # noqa: E731
-            rows = self.ladder.finale(self.table, with_threads, count)
+            # On one core there is too little time for both.
+            several = count > 1 or threads > 1
+            rows = self.ladder.finale(self.table, with_threads, count, several)
             return [replace(row, threads=threads) for row in rows[:1]] + rows[1:]
 
         rows = proposed()
@@ -286,8 +288,10 @@ class Search:
         """Train the open runs of a rung."""
         began = self.clock.seconds
         self._running, self._begun = {}, {}
-        # Long ones first, so that none waits for the last one; before them, what is urgent.
-        rows = sorted(rows, key=lambda row: (not self._is_urgent(row), -self.clock.share(row)))
+        # Long ones first, so that none waits for the last one; before them, what is urgent. What
+        # uses all cores comes last: beside others each of its operations would wait for a core.
+        rows = sorted(rows, key=lambda row: (row.threads, not self._is_urgent(row),
+                                             -self.clock.share(row)))  # fmt: skip
         for outcome in self.trainer.train(self._jobs(rows), self._tick):
             self._record(outcome)
         self.clock.end_rung(self.clock.seconds - began)
@@ -348,8 +352,7 @@ class Search:
 
         None beside the finale, whose runs would not end in time if they had to share with more.
         """
-        lengths = [row.recipe.batches for row in self.table.rows if row.number in self._begun]
-        in_finale = max(lengths, default=0) > self.ladder.full
+        in_finale = any(self.table.rows[number].purpose == "finale" for number in self._begun)
         if math.isinf(self.clock.limit) or self._ranks.size > 1 or in_finale:
             return
         refused = 0

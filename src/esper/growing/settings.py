@@ -72,7 +72,7 @@ class GrowSettings:
     otherwise each starts anew."""
     widths: Sequence[float] | Literal["auto"] = "auto"
     """Multiples of the model's width to try besides, none if empty; auto: the widest that the
-    budget allows and up to six narrower ones."""
+    budget allows and up to eight narrower ones."""
     depths: Sequence[float] | Literal["auto"] = "auto"
     """Multiples of the number of its blocks to try besides, three at most, none if empty, where the
     model repeats blocks; auto: half and twice."""

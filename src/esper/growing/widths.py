@@ -24,7 +24,10 @@ NARROWEST: Final = 0.5
 STEP: Final = math.sqrt(2.0)
 """Least ratio between neighbouring widths: about twice the parameters."""
 COUNT: Final = 6
-"""Most widths besides the model's own."""
+"""Most widths besides the model's own, not counting the small ones."""
+SMALL: Final = (0.25, 0.125)
+"""Widths that are tried besides if they are narrower than all others: cheap, and a frontier is to
+have small networks."""
 COUNT_BESIDE_DEPTHS: Final = 4
 """The same where other depths are tried."""
 TRIALS: Final = 6
@@ -53,6 +56,9 @@ def spread_variants(
         step = max(STEP, (top / NARROWEST) ** (1.0 / count))
         for place in range(count + 1):  # one of them may be the model itself
             found.variant(short(top / step**place))
+        for factor in SMALL:
+            if factor < top / step**count / STEP:
+                found.variant(factor)
     del found.variants[networks.base.bare_size.params]
     every = [*found.variants.values(), *others]
     traced = [variant for variant in every if _is_traced(variant)]
