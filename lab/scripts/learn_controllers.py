@@ -63,7 +63,8 @@ class Learner:
         else:
             words = [*settings, "--seed", str(self.seed), "--runs", str(self.folder)]
         command = [sys.executable, "-m", "esper.scripts.main", "train", "ppo", *words, "--quiet"]
-        self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        # A session of its own: Ctrl-C reaches this script alone, which asks each once to save.
+        self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def scores(self) -> list[float]:
         """Mean training score of every round."""

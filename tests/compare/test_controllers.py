@@ -138,16 +138,31 @@ def test_an_untrained_controller_has_the_settings_and_first_weights_of_its_run(t
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_first_weights_do_not_depend_on_the_number_of_threads(threads):
-    """Processes of a comparison have one, its command more: they must mean the same policy."""
+    """Processes of a comparison have one, its command more."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        digest = PPOAgent(policy_spec(), PPOConfig()).weights_digest()
+        several = PPOAgent(policy_spec(), PPOConfig()).network.state_dict()
         assert torch.get_num_threads() == threads
         torch.set_num_threads(1)
-        assert PPOAgent(policy_spec(), PPOConfig()).weights_digest() == digest
+        one = PPOAgent(policy_spec(), PPOConfig()).network.state_dict()
+        assert all(torch.equal(value, one[name]) for name, value in several.items())
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("change", [{}, {"seed": 1}, {"attention_heads": 4}, {"restarts": True}])
+def test_an_untrained_controller_is_named_by_what_made_it(change, monkeypatch):
+    """Not by its weights, whose last bits depend on the machine."""
+
+    def made(seed: int = 0, attention_heads: int = 2, restarts: bool = False) -> PPOAgent:
+        network = NetworkConfig(attention_heads=attention_heads)
+        return PPOAgent(policy_spec(restarts), PPOConfig(network=network), seed)
+
+    one, other = made(), made(**change)
+    with torch.no_grad():
+        next(other.network.parameters()).add_(1e-7)
+    assert (one.origin_digest() == other.origin_digest()) == (not change)
 
 
 def test_untrained_stands_beside_every_controller_once(tmp_path):

@@ -96,6 +96,14 @@ def test_an_operation_without_bfloat16_is_one_line(tmp_path):
     assert "\n" not in text
 
 
+def test_what_the_users_code_raises_is_not_taken_for_that(tmp_path):
+    def offline(_):
+        raise RuntimeError("my tracker is offline")
+
+    with pytest.raises(RuntimeError, match="my tracker is offline"):
+        grow(tmp_path, amp=True, on_round=offline)
+
+
 @pytest.mark.parametrize("amp", ["bf16", 1, None])
 def test_what_is_no_choice_is_one_line(amp):
     assert "give True, False, or 'auto'" in refused(lambda: GrowSettings(amp=amp))

@@ -84,6 +84,12 @@ def test_other_batch_sizes_are_twice_and_half_as_large_of_as_many_samples(size, 
     ]
 
 
+def test_a_batch_has_no_more_samples_than_there_are():
+    usual = replace(RECIPE, batch_size=16, batches=96)
+    space = Space(usual, RATES, batch_sizes=True, epoch=1)
+    assert [one.batch_size for one in space._other_batch_sizes(usual)] == [8]
+
+
 def test_lengths_of_rounded_runs_are_the_same_and_others_are_not():
     for length in (1.0, 12.4, 12.5, 36.4, 1000.3):
         assert FREE.lasts(FREE.lasting(RECIPE, length), length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,10 +90,35 @@ def test_val_that_the_user_gave_and_val_that_is_test_are_not_trained_on(tmp_path
     few = esper.grow(mlp, (X[:150], Y[:150]), epochs=2, widths=(), folder=tmp_path, verbose=False,
                      device="cpu", **minutes)  # fmt: skip
     assert not few.best.record.refit
+    asked = {"epochs": 2, "widths": (), "folder": tmp_path, "verbose": False, "device": "cpu",
+             "refit": True, "budget": esper.Budget(host_runs=1)}  # fmt: skip
+    assert not esper.grow(mlp, (X[:150], Y[:150]), **asked).best.record.refit, "test is val"
+    both = {"val": (X[:60], Y[:60]), "test": (X[:60].clone(), Y[:60])}
+    assert not esper.grow(mlp, (X, Y), **both, **asked).best.record.refit, "the same samples"
+    weights = torch.full((len(Y),), 1 / len(Y))
+    weighted = esper.grow(mlp, (X, Y), sample_weights=weights, **asked)
+    assert not weighted.best.record.refit, "those of val would count more than all others"
     assert trained_on == []
     cut = grow(tmp_path, **minutes)
     assert cut.best.record.refit
     assert len(trained_on) == 1
+
+
+def test_ctrl_c_leaves_out_the_refit_and_returns_the_result(tmp_path, monkeypatch, capsys):
+    asked, tick = list[int](), Refit._tick
+
+    def interrupted(self, running):
+        if not asked:
+            asked.append(1)
+            signal.raise_signal(signal.SIGINT)
+        return tick(self, running)
+
+    monkeypatch.setattr(Refit, "_tick", interrupted)
+    result = grow(tmp_path, verbose=True, epochs=400)
+    assert not any(one.record.refit for one in result.frontier)
+    assert "a refit was stopped: the weights of the search are kept" in capsys.readouterr().err
+    with pytest.raises(KeyboardInterrupt):  # as before
+        signal.raise_signal(signal.SIGINT)
 
 
 def outcome(curve, trained: int = 108, finite: bool = True) -> Outcome:

@@ -362,13 +362,26 @@ def test_weights_are_kept_of_what_fits_the_budget_and_of_the_model(tmp_path):
         row(1, 0.5, origin="width", params=50),
         row(2, 0.4, origin="width", params=55),  # dominated
         row(3, 0.6, origin="width", params=60),
-        row(4, 0.9, origin="width", params=80),  # above the cap, which may be another now
-        planned(5),
+        row(4, 0.9, origin="width", params=80),  # above the cap, which a resume may raise
+        row(5, 0.8, origin="width", params=90),
+        planned(6),
     ))  # fmt: skip
     made.search._forget()
-    assert [one.number for one in made.search.table.rows if one.saved] == [0, 1, 3, 5]
-    assert made.search._forgotten == [2, 4]
+    assert [one.number for one in made.search.table.rows if one.saved] == [0, 1, 3, 4, 6]
+    assert made.search._forgotten == [2, 5]
     assert made.clock.judged == 3
+
+
+def test_the_start_of_what_may_be_returned_is_kept_for_its_refit(tmp_path):
+    made = Timed(tmp_path)
+    grown = replace(row(2, 0.9, origin="grown", params=50), start=1)
+    made.search.table = Table((
+        row(0, 0.3), row(1, 0.5, origin="width", params=50), grown,
+        replace(row(3, 0.4, origin="grown", params=50), start=4),
+        row(4, 0.2, origin="width", params=50),
+    ))  # fmt: skip
+    made.search._forget()
+    assert [one.number for one in made.search.table.rows if one.saved] == [0, 1, 2]
 
 
 def test_limits_on_parameters_and_macs_are_each_for_their_own():

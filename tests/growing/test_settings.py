@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +64,9 @@ def test_a_setting_is_a_flag_a_line_of_the_record_and_of_the_docs(name):
         ({"widths": (1, 2)}, {"widths": [1.0, 2.0]}),
         ({"class_weights": torch.ones(2)}, {"class_weights": (1, 1)}),
         ({"policy": "auto"}, {"policy": "ladder"}),
+        ({"lr": np.array([0.01, 0.03])}, {"lr": [0.01, 0.03]}),
+        ({"widths": np.array([0.5, 2.0])}, {"widths": (0.5, 2.0)}),
+        ({"epochs": np.int64(5)}, {"epochs": 5}),
     ],
 )
 def test_the_record_is_the_same_however_a_setting_is_written(one, other):

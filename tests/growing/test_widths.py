@@ -9,6 +9,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 import esper
 from esper.growing.budget import Budget
@@ -201,6 +203,21 @@ def test_widths_that_are_named_are_made_once_and_within_the_budget():
         "x1.3",
     ]
     assert "width 2: budget params=300" in refused(lambda: named_variants(networks, (2.0,)))
+
+
+def test_named_widths_above_a_cap_are_refused_before_anything_is_trained(tmp_path):
+    x = torch.randn(300, 4)
+
+    def model() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
+        )
+
+    text = refused(lambda: esper.grow(
+        model, (x, (x[:, 0] > 0).long()), budget=esper.Budget(params=200), widths=(0.5, 8),
+        folder=tmp_path, verbose=False, device="cpu"))  # fmt: skip
+    assert text.startswith("width 8: budget params=200: it has")
+    assert not list(tmp_path.glob("*/networks/*.safetensors"))
 
 
 def test_names_hold_widths_and_depths_and_a_resume_makes_them_all_again():

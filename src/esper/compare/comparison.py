@@ -80,6 +80,10 @@ class ComparisonSettings:
     """As configured."""
     context: ContextSpec = FIXED
     """Distribution of contexts."""
+    host: str = field(default="", metadata=LATER)
+    """Shape of the host, if another than the task's."""
+    task_file: str = field(default="", metadata=LATER)
+    """SHA-256 of the file of a task of the user's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

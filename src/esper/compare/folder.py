@@ -78,7 +78,15 @@ def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSetting
         torch=version("torch"),
         kernels=config.kernels,
         context=spec.context,
+        host=config.task.host or "",
+        task_file=_file_digest(config.task.name),
     )
+
+
+def _file_digest(task: str) -> str:
+    """SHA-256 of the file of a task that is named as FILE.py[:NAME]; empty: it is one of ours."""
+    start, mark, _ = task.rpartition(".py")
+    return hashlib.sha256(Path(start + mark).read_bytes()).hexdigest() if mark else ""
 
 
 def open_folder(folder: Path, settings: ComparisonSettings) -> None:

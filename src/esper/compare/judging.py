@@ -170,7 +170,10 @@ def judge_baselines(
     """Run the policies that need no training; all but the untrained controller may use all
     blueprints of the task."""
     start = PPOAgent(
-        policy_spec(), training.ppo, training.seed, parse_device(training.population.device)
+        policy_spec(spec.context.restarts),
+        training.ppo,
+        training.seed,
+        parse_device(training.population.device),
     )
     training.population.configure_graphs(start)
     labels = UNTRAINED, f"{UNTRAINED}, sampled"

@@ -199,7 +199,7 @@ def _dependent_entry(by: PolicyEntry, parsed: ParsedPolicy, spec: TaskSpec) -> P
     if parsed.kind == "static-final":
         return static_final_entry(by, parsed)
     if parsed.kind == "wait":
-        identity = Identity(f"wait as {by.identity.policy}", by.identity.limits, by.identity.agent)
+        identity = replace(by.identity, policy=f"wait as {by.identity.policy}")
         return PolicyEntry(parsed, spec, identity, found_by=by)
     if by.slots is not None:
         require_same_names("slots", by.slots, spec.slots)
@@ -293,7 +293,7 @@ def controller_entry(
     how = "controller" + ", sampled" * parsed.sampled + ", blind" * parsed.blind
     if parsed.untrained:
         how, agent = f"{how}, untrained", agent.untrained()
-        checksum = agent.weights_digest()
+        checksum = agent.origin_digest()
     identity = Identity(how, limits, checksum)
     return PolicyEntry(parsed, spec, identity, agent)
 

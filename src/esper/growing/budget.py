@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from esper.leyline.errors import EsperError, unknown_name
 
 Runtime = Literal["torch", "onnx"]
+
+
+def take_numpy_values(settings: object, names: Iterable[str]) -> None:
+    """Turn numpy numbers and arrays among the values of a frozen dataclass into Python's own."""
+    for name in names:
+        convert = getattr(getattr(settings, name), "tolist", None)
+        if convert is not None:
+            object.__setattr__(settings, name, convert())
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,7 @@ class Budget:
     """Threads that compute it."""
 
     def __post_init__(self) -> None:
+        take_numpy_values(self, [field.name for field in fields(self)])
         for field in fields(self):
             value = getattr(self, field.name)
             if value is None or field.name == "latency_runtime":

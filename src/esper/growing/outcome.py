@@ -98,7 +98,9 @@ def make_result(
 
 def _frontier(rows: Sequence[Row], info: GrowInfo, folder: GrowFolder) -> tuple[set[int], int]:
     """Numbers of the networks of the frontier, and that of the user's model."""
-    front, hosts = frontier_numbers(within(rows, info.budget)), control_numbers(rows)
+    # Under another budget a network may be on the frontier whose weights were not kept.
+    returned = [row for row in within(rows, info.budget) if row.saved]
+    front, hosts = frontier_numbers(returned), control_numbers(rows)
     if not front | hosts:
         raise EsperError(
             f"stopped before any network was trained; resume with resume={str(folder.path)!r}"

@@ -6,6 +6,7 @@ weights that have learnt less than those of the search are dropped.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from esper.growing.clock import Clock
 from esper.growing.folder import GrowFolder
 from esper.growing.networks import Networks
 from esper.growing.progress import ProgressPrinter
+from esper.growing.ranks import noted
 from esper.growing.runs import Recipe, Row
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
@@ -47,6 +49,7 @@ class Refit:
         self._task, self._networks, self._clock = task, networks, clock
         self._folder, self._printer = folder, printer
         self._growth = 1.0 + len(task.val) / len(task.train)
+        self._stopped = False
 
     def seconds(self, rows: Sequence[Row]) -> float:
         """Time to keep for the longest of some runs and the user's model; 0: too much for it."""
@@ -68,14 +71,20 @@ class Refit:
             return found
         self._printer.phase("refit on training and validation samples")
         by_number = {row.number: row for row in missing}
-        for outcome in self._train(missing, all_rows):
-            row = by_number[outcome.number]
-            if _has_learnt(row, outcome):
-                found[row.number] = dict(outcome.weights)
-                self._folder.save_weights(row.number, outcome.weights, refit=True)
-            else:
-                self._printer.say("a refit has learnt less: the weights of the search are kept")
+        with noted([signal.SIGINT], self._stop):
+            for outcome in self._train(missing, all_rows):
+                row = by_number[outcome.number]
+                if _has_learnt(row, outcome):
+                    found[row.number] = dict(outcome.weights)
+                    self._folder.save_weights(row.number, outcome.weights, refit=True)
+                else:
+                    why = "was stopped" if self._stopped else "has learnt less"
+                    self._printer.say(f"a refit {why}: the weights of the search are kept")
         return found
+
+    def _stop(self) -> None:
+        """Ctrl-C: the result of the search is written at once."""
+        self._stopped = True
 
     def _train(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> Iterator[Outcome]:
         task = self._task
@@ -100,7 +109,7 @@ class Refit:
         if running:
             trained, length = running[0].trained, running[0].batches
             self._printer.phase(f"refit, {trained:,} of {length:,} batches")
-        return self._clock.left + self._clock.reserved <= 0
+        return self._stopped or self._clock.left + self._clock.reserved <= 0
 
 
 def refit_recipe(recipe: Recipe, train: int, val: int) -> Recipe:

@@ -314,6 +314,10 @@ class GrowRun:
                 f"reference, and narrower versions, with fresh weights, are searched"
             )
         self._announce_whole()
+
+    def _announce_length(self) -> None:
+        """Say how long runs are: those of a resumed search as long as before."""
+        say = self.printer.say
         if self.full.batches != self.length.batches:
             say(
                 f"the time limit leaves room for training runs of {self.length.batches} batches "
@@ -348,12 +352,13 @@ class GrowRun:
         if resumed:
             info, table = self._matching(folder.path, info), read_table(folder.path)
             self.length = self.full.cut(info.length)
+        self._announce_length()
         folder.write(GROW, info)
         search = self._make_search(folder, table)
         refit = self._refit
         self._plan_variants(search, folder, info, resumed)
-        if self.budget.latency_ms is not None:
-            self.networks.complete()  # while nothing trains beside them
+        if self.budget.latency_ms is not None or self.settings.widths != "auto":
+            self.networks.complete()  # while nothing trains beside them, and to refuse some at once
         self.printer.phase("training")
         with self._explained(), self._tracked(folder, info, table):
             try:
@@ -407,6 +412,12 @@ class GrowRun:
             wanted = data.val_is_cut and self.budget.minutes is not None
         if not wanted or not isinstance(self.task.train, Samples) or self.ranks.size > 1:
             return None
+        reason = "test has the samples of val" if data.test_is_val else ""
+        reason = "samples of val have no weights" if self.problem.weighted else reason
+        if reason:
+            if self.settings.refit is True:
+                self.printer.say(f"no refit: {reason}")
+            return None
         return Refit(self.task, self.networks, clock, folder, self.printer)
 
     def _plan_variants(
@@ -456,7 +467,7 @@ class GrowRun:
                     f"out of memory on {self.device} with batches of {self.networks.batch_size}: "
                     f"lower batch_size, or give a smaller model"
                 ) from error
-            if not self.task.amp or isinstance(error, EsperError):
+            if not self.task.amp or "bfloat16" not in str(error).lower():
                 raise
             reason = str(error).strip().splitlines()[0]
             raise EsperError(

@@ -430,7 +430,10 @@ class Search:
         returned = frontier_numbers(within(rows, budget)) | control_numbers(rows)
         self.clock.judged = len(returned)
         kept = returned | frontier_numbers(within(done, budget)) | control_numbers(done)
-        kept |= {row.start for row in self.table.open_rows() if row.start is not None}
+        kept |= frontier_numbers(done)  # a resume may have a larger budget
+        # A start is needed until its run has ended, and for a refit of that.
+        starts = (*self.table.open_rows(), *(rows[number] for number in kept))
+        kept |= {row.start for row in starts if row.start is not None}
         gone = [row for row in done if row.saved and row.number not in kept]
         self._replace([replace(row, saved=False) for row in gone])
         self._forgotten += [row.number for row in gone]

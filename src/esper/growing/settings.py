@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from esper.growing.budget import take_numpy_values
 from esper.jobs.settings import LOCAL
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.seeds import require_seed
@@ -30,6 +31,10 @@ Optimizer = Literal["adamw", "sgd", "own"]
 StreamChoice = Literal["auto", "always", "never"]
 EXECUTORS: Final = ("auto", "sharded")
 MAX_DEPTHS: Final = 3
+_NUMBERS: Final = (
+    "lr", "widths", "depths", "epochs", "clip", "weight_decay", "batch_size", "label_smoothing",
+)  # fmt: skip
+"""Settings that may hold numbers of numpy."""
 WHERE: Final = ("device", "executor", "on")
 """Settings of the machine: a search may be resumed with others."""
 
@@ -104,7 +109,7 @@ class GrowSettings:
     refit: bool | Literal["auto"] = "auto"
     """Train the pick and your model once more, on train and val together, before test is looked at;
     auto: after a search with `minutes`, where val was cut from train and that takes 15 % of them
-    at most."""
+    at most; never with sample weights or if test is val."""
     seed: int = 0
     """Seed of splits, batches, initial weights of factories, and the search."""
     device: str | Device = "auto"
@@ -117,6 +122,7 @@ class GrowSettings:
     is none), or ray://HOST:PORT (a cluster)."""
 
     def __post_init__(self) -> None:
+        take_numpy_values(self, _NUMBERS)
         _require_one_of("policy", self.policy, ("auto", *get_args(Policy)))
         _require_one_of("executor", self.executor, EXECUTORS)
         _require_one_of("stream", self.stream, get_args(StreamChoice))

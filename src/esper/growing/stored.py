@@ -126,5 +126,5 @@ class StoredNetworks:
         if depth != 1:
             model = Depths(model, example, output).at(depth)
         if width == 1:
-            return trace_model(model, example, slots or 8, output)
-        return scaled_model(model, example, width, output, slots or 8).host
+            return trace_model(model, example, slots or 0, output)
+        return scaled_model(model, example, width, output, slots or 0).host

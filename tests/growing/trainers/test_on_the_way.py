@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -153,6 +154,16 @@ def test_counters_and_buffers_that_a_network_replaces_are_those_of_now():
     settled = average.settled()
     assert isinstance(settled, Counting)
     assert (int(settled.count), float(settled.newest)) == (SETTLED, SETTLED)
+
+
+def test_what_another_process_judges_is_handed_over_on_the_way(tmp_path):
+    """A worker does not have a metric of the user's."""
+    run = Program(replace(jobs_in(tmp_path, 1)[0], judged=False), TASK)
+    for _ in range(20):
+        run.run_eager()
+    (early,) = run.judge_on_the_way(run.how("eager"))
+    assert early.under_way
+    assert math.isnan(early.score)
 
 
 def test_a_score_that_is_not_finite_is_not_shown_on_the_way(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
@@ -17,6 +18,7 @@ from esper.leyline import (
     TelemetryEventType,
     TelemetryLevel,
 )
+from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import (
     AnomalyDetected,
@@ -36,6 +38,8 @@ from esper.simic.telemetry.anomaly import (
     handle_telemetry_escalation,
 )
 from esper.simic.telemetry.round_totals import MaskStats
+from esper.simic.telemetry.run_telemetry import RunTelemetry
+from esper.tasks.registry import get_task_spec
 from event_files import read_event
 from payload_support import build
 
@@ -297,6 +301,18 @@ def test_accuracy_below_the_rounds_before_is_degradation():
         assert kinds(found) == expected
     assert found.anomalies[0].value == pytest.approx(-0.06)
     assert kinds(detect_anomalies(CONFIG, rounds=rounds[-1:])) == []
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_rounds_that_draw_their_own_problem_do_not_degrade(drawn):
+    context = ContextSpec(min_groups=2) if drawn else ContextSpec()
+    task = replace(get_task_spec("digits_impaired"), context=context)
+    hub = TelemetryHub([MemorySink()], TelemetryLevel.NORMAL)
+    made = RunTelemetry([hub], TelemetryConfig(), task, torch.device("cpu"), 9)
+    rounds = rounds_of(mean_accuracy=[0.9, 0.9, 0.3])
+    found = detect_anomalies(made.listeners[0].anomalies, rounds=rounds)
+    assert kinds(found) == [Kind.PERFORMANCE_DEGRADATION] * (not drawn)
+    hub.close()
 
 
 reals = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=20)

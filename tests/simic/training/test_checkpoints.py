@@ -420,6 +420,14 @@ def test_the_best_round_is_that_of_a_whole_episode():
     assert math.isnan(run_tally([]).best_score)
 
 
+def test_checkpoints_of_before_are_read(copied):
+    """Their manifests do not say whether rounds varied, nor do those of runs where none did."""
+    for path in CheckpointStore(copied / "checkpoints").paths():
+        summary = json.loads((path / "checkpoint.json").read_text())["content"]["summary"]
+        assert "varied" not in summary
+    assert find_checkpoint(copied).summary.varied is False
+
+
 def test_where_rounds_draw_budget_or_data_the_latest_is_the_best(tmp_path):
     """Their scores say how hard a draw was; a checkpoint of an early, easy round is no better."""
     scores = [0.1, 0.9, 0.2, 0.3, 0.25]

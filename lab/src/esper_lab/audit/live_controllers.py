@@ -148,7 +148,7 @@ def load_controller(
     checksum = found.checksum()
     if untrained:
         agent = agent.untrained()
-        checksum = agent.weights_digest()
+        checksum = agent.origin_digest()
     client = SimicClient(agent, ScoreReward(spec.upkeep), ActingMode.GREEDY)
     settings: Json = {CONTROLLER: checksum, "limits": to_json(limits)}
     return ControllerMaker(ReadyPolicy(client, limits), settings)

@@ -31,7 +31,7 @@ from esper.growing.data.part_checks import (
     note_new_classes,
     note_overlap,
 )
-from esper.growing.data.parts import GrowPart, RawPart, fingerprint, sample_keys
+from esper.growing.data.parts import GrowPart, RawPart, fingerprint, named_inputs, sample_keys
 from esper.growing.data.sources import Source
 from esper.growing.data.streams import StreamSource
 from esper.growing.settings import GrowSettings, StreamChoice
@@ -83,6 +83,15 @@ class GrowData:
     """Whether val was cut from train, and is not test as well."""
     encoding: Encoding | None = None
     """How rows of a table became inputs; None: inputs are as they were given."""
+
+    @property
+    def test_is_val(self) -> bool:
+        """Whether test has the samples of val."""
+        test, val = self.test, self.val
+        if len(test) != len(val) or not torch.equal(test.targets, val.targets):
+            return False
+        pairs = zip(named_inputs(test.inputs), named_inputs(val.inputs), strict=True)
+        return all(torch.equal(one, other) for (_, one), (_, other) in pairs)
 
     @property
     def sample(self) -> GrowPart:

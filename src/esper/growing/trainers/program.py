@@ -274,7 +274,8 @@ class Program:
         settled = self.average is not None and self.average.settled() is not None
         found = replace(self.outcome(how), under_way=True) if settled else None
         self._judged = time.monotonic()
-        return [] if found is None or math.isnan(found.score) else [found]
+        unfit = self.job.judged and found is not None and math.isnan(found.score)
+        return [] if found is None or unfit else [found]
 
     def outcome(self, how: How) -> Outcome:
         """Judge it as it is: before its end by its average, if it has one."""

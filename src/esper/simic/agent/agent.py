@@ -12,6 +12,7 @@ operations.
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ from esper.device.graphs import CudaRecorder, GraphCache
 from esper.device.threads import cpu_threads
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Bools, Floats, Ints
+from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.records import PolicyDecision
@@ -91,12 +93,14 @@ class PPOAgent:
         """The agent as it began: the same settings and first weights, no updates."""
         return PPOAgent(self.spec, self.config, self.seed, self.device, self.ranks)
 
-    def weights_digest(self) -> str:
-        """Checksum of the weights and of the seed of its draws."""
-        found = hashlib.sha256(str(self.seed).encode())
-        for parameter in self.network.parameters():  # SYNC: between rounds, for a table
-            found.update(parameter.detach().cpu().numpy().tobytes())
-        return found.hexdigest()
+    def origin_digest(self) -> str:
+        """Checksum of what its first weights and its draws follow from.
+
+        Not of the weights: the last bits of the first ones depend on the machine.
+        """
+        config = self.config
+        made_from = [self.seed, self.spec, config.network, config.normalize_observations]
+        return hashlib.sha256(json.dumps(to_json(made_from)).encode()).hexdigest()
 
     # ---- acting -------------------------------------------------------------------------------
 

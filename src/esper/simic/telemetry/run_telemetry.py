@@ -19,6 +19,7 @@ from esper.leyline.payloads import RunStarted, RunStatus
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
 from esper.nissa.hub import TelemetryHub, get_hub
+from esper.simic.telemetry.anomaly import AnomalyConfig
 from esper.simic.telemetry.listener import RunTally, TelemetryListener
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.device_info import describe_device
@@ -40,6 +41,8 @@ class RunTelemetry:
     ) -> None:
         self._config, self._rounds = config, rounds
         self._started = False
+        # Where every round draws its own problem, a lower accuracy says nothing of the policy.
+        anomalies = AnomalyConfig(max_degradation=1.0) if spec.context.varies_rounds else None
         self.listeners = tuple(
             TelemetryListener(
                 hub,
@@ -50,6 +53,7 @@ class RunTelemetry:
                 batch_size=spec.batch_size,
                 optim=spec.optim,
                 tally=tally,
+                anomalies=anomalies,
             )
             for hub in hubs
         )

@@ -128,11 +128,13 @@ class DistributedTrainer(VectorizedPPOTrainer):
     ) -> RoundRecord:
         assert self._whole is not None  # set by `run_rollout`
         record = super()._record(self._whole, metrics, seconds)
-        counts = np.array([[record.waited, record.stopped, *record.chosen_OZ.ravel()]])
-        # SYNC: arrays of numpy, between rounds
-        waited, stopped, *chosen = self.world.gather(counts).sum(axis=0).tolist()
-        chosen_OZ = np.array(chosen, dtype=np.int64).reshape(record.chosen_OZ.shape)
-        return replace(record, waited=waited, stopped=stopped, chosen_OZ=chosen_OZ)
+        names = ("waited", "stopped", "restarted")
+        counts = [getattr(record, name) for name in names]
+        mine = np.array([[*counts, *record.chosen_OZ.ravel()]])
+        every = self.world.gather(mine).sum(axis=0)  # SYNC: arrays of numpy, between rounds
+        chosen_OZ = every[len(names) :].reshape(record.chosen_OZ.shape)
+        whole = dict(zip(names, every[: len(names)].tolist(), strict=True))
+        return replace(record, **whole, chosen_OZ=chosen_OZ)
 
     def _end_round(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:
         """The hook of all ranks: best members, then each rank's own hooks."""

@@ -194,7 +194,8 @@ def make_trainer(
     from esper.tolaria.engine import VectorizedEngine
 
     config, ranks = config or TrainingConfig(), world or SINGLE_PROCESS
-    spec = spec or ranks.together(config.task.spec)
+    given = spec  # all ranks take part, whether it was given or not
+    spec = ranks.together(lambda: given or config.task.spec())
     settings = ranks.together(lambda: _own_engine_config(config, ranks))
     engine = ranks.together(lambda: VectorizedEngine(spec, settings, data=data))
     agent = PPOAgent(

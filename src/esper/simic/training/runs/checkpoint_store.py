@@ -25,11 +25,11 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from esper.leyline.codec import read_record, to_json
+from esper.leyline.codec import LATER, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.storage import run_files
 from esper.storage.atomic import sync_folder, write_advice
@@ -71,7 +71,7 @@ class Summary:
     """Rounds completed when the best score was reached."""
     best_score: float
     """Mean score of that round."""
-    varied: bool = False
+    varied: bool = field(default=False, metadata=LATER)
     """Whether every round draws budget and data of its own: mean scores then say how hard a draw
     was, so the latest round is the best."""
 
