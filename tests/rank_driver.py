@@ -77,11 +77,17 @@ def _start(job: str, out: Path, environment: Mapping[str, str], rank: int) -> An
         return subprocess.Popen(argv, env={**environment, "PYTHONPATH": path}, stderr=errors)
 
 
+SHORT = {"episode_length": 4, "batches_per_step": 1, "batch_size": 16}
+"""Settings of a task that is quick."""
+
+
 # ---- jobs -------------------------------------------------------------------------------------
 
 
 def train(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Train a tiny controller; returns what the run computed."""
+    from esper.leyline.context import ContextSpec
+    from esper.simic.training.config import TaskConfig
     from esper.simic.training.vectorized import make_trainer
     from loop_support import figures, tiny_config, tiny_task
 
@@ -91,6 +97,11 @@ def train(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     config = replace(config, ppo=replace(config.ppo, **changes))
     actions = Actions()
     spec = tiny_task(**settings.get("task", {}))
+    if settings.get("restarts"):
+        spec = replace(spec, context=ContextSpec(actions="grow+restart"))
+    if settings.get("named"):
+        config = replace(config, task=TaskConfig("synthetic", **SHORT))
+        spec = config.task.spec() if world is None or world.rank == 0 else None
     trainer = make_trainer(config, listeners=[actions], spec=spec, world=world)
     history, agent = trainer.run(), trainer.client.agent
     found = {} if world is None else {"backend": backend_for(agent.device)}

@@ -130,9 +130,9 @@ class Space:
     def _other_batch_sizes(self, recipe: Recipe) -> Iterator[Recipe]:
         """Batches of another size, as many samples in all, and no more than there are."""
         low, high = BATCH_LIMITS
-        high = min(high, self.epoch * self.recipe.batch_size)
+        samples = self.epoch * self.recipe.batch_size
         for size in (2 * recipe.batch_size, recipe.batch_size // 2) if self.batch_sizes else ():
-            if low <= size <= high:
+            if low <= size <= min(high, samples):
                 yield self.lasting(replace(recipe, batch_size=size), self.length(recipe))
 
     def random(self, generator: np.random.Generator) -> Recipe:

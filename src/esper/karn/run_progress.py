@@ -224,10 +224,10 @@ def _ending(finished: RunFinished) -> str:
     """Return one line on how the run ended, and on lost telemetry."""
     f = finished
     lost = f"; {_count(f.events_dropped, 'event')} dropped" if f.events_dropped else ""
+    best = "" if math.isnan(f.best_score) else f"; best training score {f.best_score:.3f}"
     return (
         f"{f.status.name.lower()} after {_count(f.rounds_done, 'round')}, "
-        f"{_count(f.episodes_done, 'episode')}, {duration(f.seconds)}; "
-        f"best training score {f.best_score:.3f}{lost}"
+        f"{_count(f.episodes_done, 'episode')}, {duration(f.seconds)}{best}{lost}"
     )
 
 

@@ -29,3 +29,15 @@ def test_ranks_train_the_controller_of_one_process(alone, size, tmp_path):
         assert it["chosen"] == alone["chosen"]
     for name, expected in alone["weights"].items():
         np.testing.assert_allclose(ranks[0]["weights"][name], expected, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("how", ["restarts", "named"])
+def test_so_they_do_where_members_restart_and_where_one_rank_has_made_the_task(how, tmp_path):
+    """Counts are of all members; `train_ppo_vectorized` makes the task on rank 0 to check it."""
+    names = [tmp_path / "one", tmp_path / "two"]
+    for name in names:
+        name.mkdir()
+    (alone,) = run_ranks("train", 1, names[0], envs=6, rounds=2, **{how: True})
+    ranks = run_ranks("train", 2, names[1], envs=6, rounds=2, **{how: True})
+    assert [it["chosen"] for it in ranks] == [alone["chosen"]] * 2
+    assert how == "named" or any(sum(round_O[-1:]) for round_O in alone["chosen"])

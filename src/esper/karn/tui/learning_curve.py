@@ -33,18 +33,19 @@ class LearningCurve(Panel):
         points = [one for one in shot.rounds if math.isfinite(one.score.value)]
         if not points:
             return not_yet(shot, "no round is complete yet")
-        return Group(_in_words(points, width), _chart(points, width, max(5, height - 2)))
+        ranked = shot.summary.best_score is not None
+        return Group(_in_words(points, width, ranked), _chart(points, width, max(5, height - 2)))
 
 
-def _in_words(points: Sequence[RoundPoint], width: int) -> Text:
-    """Two lines; what does not fit is left out whole."""
+def _in_words(points: Sequence[RoundPoint], width: int, ranked: bool) -> Text:
+    """Two lines; what does not fit is left out whole. `ranked`: one round is the best."""
     last, best = points[-1], max(points, key=lambda one: one.score.value)
     score, accuracy = (
         f"training score {interval(last.score)}",
         f"  accuracy {fixed(last.accuracy.value)}",
     )
     score = score if len(score) <= width else f"training score {fixed(last.score.value, 4)}"
-    found = f"best {fixed(best.score.value)} in round {best.round + 1}"
+    found = f"best {fixed(best.score.value)} in round {best.round + 1}" if ranked else ""
     marks = "  ● mean  │ 95 % interval"
     return Text.assemble(
         (score, MEAN_STYLE),

@@ -235,7 +235,7 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
         unit="rounds",
         score=_known(real(summary, "score")),
         best_score=_known(real(summary, "best_score")),
-        best_round=whole(summary, "best_round"),
+        best_round=whole(summary, "best_round") or None,
         resume=_training_command(path, policy, state),
     )
     if running:

@@ -75,7 +75,7 @@ class RunTally:
     rounds_done: int = 0
     episodes_done: int = 0
     best_score: float = math.nan
-    """Best mean score of a round so far; NaN before the first."""
+    """Best mean score of a round so far; NaN before the first, and where rounds do not compare."""
 
 
 class TelemetryListener:
@@ -99,8 +99,10 @@ class TelemetryListener:
         optim: OptimSettings,
         tally: RunTally | None = None,
         anomalies: AnomalyConfig | None = None,
+        ranked: bool = True,
     ) -> None:
-        self.hub = hub
+        """`ranked`: scores of rounds compare, so that one is the best."""
+        self.hub, self._ranked = hub, ranked
         self.config = config
         self.device = device
         self.rounds_total = rounds_total
@@ -291,6 +293,7 @@ class TelemetryListener:
         stage_ES = rollout.final_signals.slots.stage_ES
         mean_score, best_score = float(ended.score_E.mean()), self.tally.best_score
         whole = rollout.ends_episode
+        ranked = whole and self._ranked
         return BatchSummary(
             round_index=rollout.round_index,
             rounds_total=self.rounds_total,
@@ -302,7 +305,7 @@ class TelemetryListener:
             max_accuracy=float(ended.accuracy_E.max()),
             mean_score=mean_score,
             max_score=float(ended.score_E.max()),
-            best_score=float(np.fmax(best_score, mean_score)) if whole else best_score,
+            best_score=float(np.fmax(best_score, mean_score)) if ranked else best_score,
             mean_added_params=float(ended.added_params_E.mean()),
             mean_added_macs=float(ended.added_macs_E.mean()),
             learning_rate=self._learning_rate,

@@ -54,6 +54,7 @@ class RunTelemetry:
                 optim=spec.optim,
                 tally=tally,
                 anomalies=anomalies,
+                ranked=not spec.context.varies_rounds,
             )
             for hub in hubs
         )

@@ -68,12 +68,12 @@ class Summary:
     score: float
     """Mean score of the last round."""
     best_round: int
-    """Rounds completed when the best score was reached."""
+    """Rounds completed when the best score was reached; 0: there is none."""
     best_score: float
-    """Mean score of that round."""
+    """Mean score of that round; NaN: there is none."""
     varied: bool = field(default=False, metadata=LATER)
     """Whether every round draws budget and data of its own: mean scores then say how hard a draw
-    was, so the latest round is the best."""
+    was, so none is the best, and the latest checkpoint is worth most."""
 
     @property
     def worth(self) -> float:

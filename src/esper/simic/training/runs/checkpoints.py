@@ -67,20 +67,18 @@ def completed_rounds(history: Sequence[RoundRecord]) -> list[RoundRecord]:
 def best_round(history: Sequence[RoundRecord], varied: bool = False) -> RoundRecord | None:
     """The completed round with the highest mean score, the first of ties; None if there is none.
 
-    `varied`: as in `Summary`; then the latest.
+    `varied`: as in `Summary`; then there is none.
     """
-    done = completed_rounds(history)
-    if varied:
-        return done[-1] if done else None
+    done = () if varied else completed_rounds(history)
     scored = [r for r in done if not math.isnan(r.mean_score)]
     return max(scored, key=lambda record: record.mean_score, default=None)
 
 
-def run_tally(history: Sequence[RoundRecord]) -> RunTally:
-    """Progress counters for the telemetry listener of a resumed run."""
+def run_tally(history: Sequence[RoundRecord], varied: bool = False) -> RunTally:
+    """Progress counters for the telemetry listener of a resumed run; `varied`: as above."""
     if not history:
         return RunTally()
-    best, last = best_round(history), history[-1]
+    best, last = best_round(history, varied), history[-1]
     score = math.nan if best is None else best.mean_score
     return RunTally(last.round_index + 1, last.episodes_done, score)
 
@@ -265,7 +263,7 @@ class CheckpointHook:
     def _reason(self, summary: Summary) -> CheckpointReason | None:
         if summary.round >= summary.rounds:
             return CheckpointReason.FINAL
-        if summary.best_round == summary.round and not summary.varied:
+        if summary.best_round == summary.round:
             return CheckpointReason.BEST
         return CheckpointReason.PERIODIC if summary.round % self.every == 0 else None
 

@@ -121,18 +121,25 @@ class PolicySession(RunSession):
                 self.interrupts.check()
         return self.rounds
 
+    @property
+    def _rounds_done(self) -> int:
+        return len(self.rounds)
+
     def _save(self, engine: VectorizedEngine) -> str:
         return f"{len(self.rounds)} of {self._config.rounds} rounds are saved"
 
     def _keep(self, engine: VectorizedEngine, done: RoundResult) -> None:
         """Save members first: every stored round then has its members."""
         self.members.add_round(engine, done.outcome)
-        self._summary = self._summarise(float(np.mean(done.outcome.score_E)))
+        score, varied = float(np.mean(done.outcome.score_E)), engine.spec.context.varies_rounds
+        self._summary = self._summarise(score, varied)
         self._store.write(self._summary, task_facts(engine.spec), done)
         self.rounds.append(done)
 
-    def _summarise(self, score: float) -> Summary:
+    def _summarise(self, score: float, varied: bool) -> Summary:
         number, before = len(self.rounds) + 1, self._summary
+        if varied:
+            return Summary(number, self._config.rounds, score, 0, math.nan, varied=True)
         best = (number, score)
         if before is not None and not score > before.best_score:  # a NaN is never better
             best = (before.best_round, before.best_score)

@@ -14,7 +14,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointReason
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
-from esper.simic.training.runs.checkpoints import CheckpointHook, run_tally
+from esper.simic.training.runs.checkpoints import CheckpointHook, completed_rounds, run_tally
 from esper.simic.training.runs.folder import (
     Retention,
     SessionEnd,
@@ -48,6 +48,11 @@ class RunSession(ABC):
         self.members = KeptMembers(members_dir(folder.path), retention.members)
         self.interrupts = Interrupts()
 
+    @property
+    @abstractmethod
+    def _rounds_done(self) -> int:
+        """Rounds that are saved, or will be by `_save`; the engine may be further."""
+
     @abstractmethod
     def _save(self, engine: VectorizedEngine) -> str:
         """Save what is finished and not on disk yet; returns it in words."""
@@ -74,7 +79,7 @@ class RunSession(ABC):
             except Interrupted as stopped:
                 saved = self._save(engine)
                 self.members.store_plain(engine, LAST_SECONDS)
-                done = engine.round >= rounds
+                done = self._rounds_done >= rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
                 trust = bool(self._config.user_files)
                 command = resume_training(folder.path, policy, trust=trust, ranks=processes)
@@ -137,7 +142,9 @@ class FolderSession(RunSession):
     def tally(self) -> RunTally:
         """Progress of the run before this session."""
         checkpoint = None if self._start is None else self._start.checkpoint
-        return run_tally([] if checkpoint is None else checkpoint.load_history())
+        if checkpoint is None:
+            return run_tally([])
+        return run_tally(checkpoint.load_history(), checkpoint.summary.varied)
 
     def begin(self, trainer: VectorizedPPOTrainer) -> Resumed | None:
         """Restore the trainer if resuming, and record the session in the folder."""
@@ -163,6 +170,10 @@ class FolderSession(RunSession):
         with self._recorded(trainer.engine, LEARNER, local):
             trainer.run()
         return trainer.history
+
+    @property
+    def _rounds_done(self) -> int:
+        return 0 if self._trainer is None else len(completed_rounds(self._trainer.history))
 
     def _save(self, engine: VectorizedEngine) -> str:
         assert self._trainer is not None  # set by `run`
