@@ -131,8 +131,9 @@ class DistributedTrainer(VectorizedPPOTrainer):
         names = ("waited", "stopped", "restarted")
         counts = [getattr(record, name) for name in names]
         mine = np.array([[*counts, *record.chosen_OZ.ravel()]])
-        every = self.world.gather(mine).sum(axis=0)  # SYNC: arrays of numpy, between rounds
+        every = self.world.gather(mine).sum(axis=0)
         chosen_OZ = every[len(names) :].reshape(record.chosen_OZ.shape)
+        # SYNC: arrays of numpy, between rounds
         whole = dict(zip(names, every[: len(names)].tolist(), strict=True))
         return replace(record, **whole, chosen_OZ=chosen_OZ)
 
