@@ -251,6 +251,28 @@ def test_slow_networks_are_not_timed(tmp_path, left, threads, quick):
     assert made.search._quick_to_time([planned(1, threads=threads), planned(2)]) is quick
 
 
+def test_a_network_that_is_proposed_because_another_was_slow_is_timed_as_well(tmp_path):
+    """The lengths of a finale, and whether it may have all cores, follow from timed speeds."""
+    made, looked = Timed(tmp_path, row(0, rung=2)), list[str]()
+    plain, shifted = RECIPE, replace(RECIPE, augment="shift", batches=1)
+
+    def finale(table: Table, batches: Any, count: int, smaller: bool) -> list[Row]:
+        enough = batches(planned(1, recipe=shifted)) > 500
+        return [planned(1, recipe=shifted if enough else plain)]
+
+    def time(rows: Any) -> bool:
+        looked.append(rows[0].recipe.augment)
+        made.clock.time(rows[0], 0.5, 1)
+        return True
+
+    made.search.ladder.finale = finale  # type: ignore[method-assign]
+    made.search._time = time  # type: ignore[method-assign]
+    (chosen,) = made.search._timed_finale(1)
+    assert looked == ["shift", "none"]
+    assert chosen.recipe.augment == "none"
+    assert made.clock.is_timed(chosen)
+
+
 @pytest.mark.parametrize(("parallel", "cores", "asked"), [
     (1, 1, [(1, False)]), (3, 1, [(3, True)]), (9, 1, [(MAX_FINALE, True)]),
     (2, 2, [(1, True), (2, True)]),

@@ -44,6 +44,8 @@ MAX_PROBE: Final = 1.5
 """Seconds of it, at most, where a batch takes less."""
 PROBE_BATCHES: Final = 5
 """Batches that it takes about, at least."""
+MAX_PROBES: Final = 2
+"""Looks, at most: what is proposed may depend on the speed, and is then another network."""
 PROBED: Final = 0.05
 MAX_PROBED: Final = 0.1
 """Shares of the time left that it may take: runs like those before, one with all cores."""
@@ -210,10 +212,16 @@ class Search:
             return [replace(row, threads=threads) for row in rows[:1]] + rows[1:]
 
         rows = proposed()
-        if not rows or self._ranks.size > 1 or not self._quick_to_time(rows[:count]):
-            return rows
-        self._time(rows[:count])
-        return proposed()
+        for _ in range(MAX_PROBES):
+            if not rows or all(self.clock.is_timed(row) for row in rows[:count]):
+                break
+            if self._ranks.size > 1 or not self._quick_to_time(rows[:count]):
+                break
+            timed = self._time(rows[:count])
+            rows = proposed()
+            if not timed:
+                break
+        return rows
 
     def _quick_to_time(self, rows: Sequence[Row]) -> bool:
         """Whether some batches of them take little of the time that is left.
@@ -223,8 +231,8 @@ class Search:
         seconds = PROBE_BATCHES * max(self.clock.predict(row.one_batch) for row in rows)
         return seconds < (MAX_PROBED if rows[0].threads else PROBED) * self.clock.left
 
-    def _time(self, rows: Sequence[Row]) -> None:
-        """Look how fast some runs train beside each other."""
+    def _time(self, rows: Sequence[Row]) -> bool:
+        """Look how fast some runs train beside each other; whether that could be seen."""
         jobs = [
             Job(0, partial(self.networks.build, row, self.table.rows), row.recipe, row.seed,
                 threads=row.threads)
@@ -237,6 +245,7 @@ class Search:
         for row, each in zip(rows, speeds, strict=True):
             if each > 0:
                 self.clock.time(row, each, len(rows))
+        return all(each > 0 for each in speeds)
 
     def _affordable(self, rows: Sequence[Row]) -> list[Row]:
         """Those that could start now, with the next numbers."""
