@@ -345,6 +345,25 @@ def test_the_model_is_trained_for_a_third_of_a_full_run_and_the_last_run_gives_i
     assert "reference" not in {one.purpose for one in found}, "nothing is known of it"
 
 
+@pytest.mark.parametrize("cores", [2, 4, 8])
+def test_beside_a_run_with_all_cores_others_have_one_each_and_a_part_of_the_time(cores):
+    """All cores are `cores` times as fast as one."""
+
+    def fitting(one: Row) -> int:
+        return 9000 if one.threads else 9000 // cores
+
+    made = ladder(longer=10**5, **TIMED)
+    table = Table((*GAINED, run(3, 0.6, variant=2)))
+    first, *beside = made.finale(table, fitting, 1, True, cores)
+    assert (first.threads, first.purpose) == (cores, "finale")
+    assert {one.threads for one in beside} == {0}
+    parts = [one.recipe.batches / fitting(one) for one in beside]
+    wall = max(sum(parts) / cores, *parts)
+    assert len(beside) >= 3
+    assert wall == pytest.approx(SMALLER_SHARE, rel=0.05)
+    assert first.recipe.batches == pytest.approx((1 - wall) * 9000, abs=1)
+
+
 def smaller(made, rows, batches: int = 400, count: int = 2) -> list[tuple[int, int | None, int]]:
     """Sizes of the smaller networks of a finale, what they come from, and how long they last."""
     found = whole_finale(made, rows, batches, count)

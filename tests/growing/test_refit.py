@@ -121,6 +121,21 @@ def test_ctrl_c_leaves_out_the_refit_and_returns_the_result(tmp_path, monkeypatc
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_refit_that_is_stopped_in_its_last_batches_is_left_out(tmp_path, monkeypatch):
+    """It is longer than the run of the search: enough batches do not make it whole."""
+    tick = Refit._tick
+
+    def interrupted(self, running):
+        if running and running[0].trained >= 0.9 * running[0].batches and not self._stopped:
+            signal.raise_signal(signal.SIGINT)
+        return tick(self, running)
+
+    monkeypatch.setattr(Refit, "_tick", interrupted)
+    monkeypatch.setattr("esper.growing.trainers.eager.TICK_SECONDS", 0.0)
+    result = grow(tmp_path, epochs=100)
+    assert not any(one.record.refit for one in result.frontier)
+
+
 def outcome(curve, trained: int = 108, finite: bool = True) -> Outcome:
     return Outcome(0, trained, finite, 0.5, 0.5, tuple(curve), 1.0, 0.1, HOW, {})
 

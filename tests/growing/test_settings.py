@@ -66,6 +66,8 @@ def test_a_setting_is_a_flag_a_line_of_the_record_and_of_the_docs(name):
         ({"policy": "auto"}, {"policy": "ladder"}),
         ({"lr": np.array([0.01, 0.03])}, {"lr": [0.01, 0.03]}),
         ({"widths": np.array([0.5, 2.0])}, {"widths": (0.5, 2.0)}),
+        ({"lr": [np.float64(0.01)]}, {"lr": [0.01]}),
+        ({"widths": (np.float64(0.5), 2)}, {"widths": (0.5, 2)}),
         ({"epochs": np.int64(5)}, {"epochs": 5}),
     ],
 )

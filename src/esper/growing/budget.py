@@ -15,9 +15,16 @@ Runtime = Literal["torch", "onnx"]
 def take_numpy_values(settings: object, names: Iterable[str]) -> None:
     """Turn numpy numbers and arrays among the values of a frozen dataclass into Python's own."""
     for name in names:
-        convert = getattr(getattr(settings, name), "tolist", None)
-        if convert is not None:
-            object.__setattr__(settings, name, convert())
+        given = getattr(settings, name)
+        if isinstance(given, list | tuple):
+            object.__setattr__(settings, name, type(given)(map(_without_numpy, given)))
+        else:
+            object.__setattr__(settings, name, _without_numpy(given))
+
+
+def _without_numpy(value: object) -> object:
+    convert = getattr(value, "tolist", None)
+    return value if convert is None else convert()
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,41 +210,59 @@ class Ladder(Proposals):
         return list(purposed("filling", found))
 
     def finale(
-        self, table: Table, batches: Callable[[Row], int], count: int, smaller: bool = True
+        self,
+        table: Table,
+        batches: Callable[[Row], int],
+        count: int,
+        smaller: bool = True,
+        cores: int = 0,
     ) -> list[Row]:
         """What may be the best in the end, in runs for the rest of the time.
 
         None, if length does not pay, or there is no time for longer runs than before.
-        `batches`, `count`: as for `filling`; `smaller`: with smaller networks beside them.
+        `batches`, `count`: as for `filling`; `smaller`: with smaller networks beside them;
+        `cores`: of the long runs, those beside them have one; 0: one each.
         """
         rows, space, rung = table.rows, self.space, table.rungs
-        near = self._near_cap(rows)
+        near = [replace(row, threads=cores) for row in self._near_cap(rows)]
         longest = max((space.length(row.recipe) for row in near), default=0.0)
-        lasting = (
-            self._again(row, rung, min(self.settings.longer, space.usual(row.recipe, batches(row))))
-            for row in self._candidates(near, batches)
-        )
+        lasting = (self._lasting(row, rung, batches) for row in self._candidates(near, batches))
         long = (row for row in lasting if space.length(row.recipe) >= MIN_LONGER * longest)
         found = list(islice(self._fresh(purposed("finale", long), rows), count))
         if found:
+            lanes = max(1, cores)
+            others = self._smaller(rung, rows, found, batches, lanes) if smaller else ()
             beside = chain(
-                purposed("smaller", self._smaller(rung, rows, found, batches) if smaller else ()),
-                purposed("reference", self._reference(rung, rows)),
+                purposed("smaller", others), purposed("reference", self._reference(rung, rows))
             )
-            found = self._with_room(found, list(self._fresh(beside, rows)), batches)
+            found = self._with_room(found, list(self._fresh(beside, rows)), batches, lanes)
         return numbered(list(self._fresh(iter(found), rows)), table)
 
+    def _lasting(self, row: Row, rung: int, batches: Callable[[Row], int]) -> Row:
+        """A row again, for all of the time that is left."""
+        length = min(self.settings.longer, self.space.usual(row.recipe, batches(row)))
+        return replace(self._again(row, rung, length), threads=row.threads)
+
     def _with_room(
-        self, found: list[Row], beside: list[Row], batches: Callable[[Row], int]
+        self, found: list[Row], beside: list[Row], batches: Callable[[Row], int], lanes: int
     ) -> list[Row]:
-        """Runs of the finale, the last one shorter by the time of those beside it, and these."""
-        share = sum(row.recipe.batches / max(1, batches(row)) for row in beside)
+        """Runs of the finale, the last one shorter by the time of those beside it, and these.
+
+        `lanes`: of those beside it, as many as train at a time.
+        """
+        parts = [row.recipe.batches / max(1, batches(row)) for row in beside]
+        share = max(sum(parts) / lanes, max(parts, default=0.0))
         last = found[-1]
         fewer = max(1, min(last.recipe.batches, round((1.0 - share) * batches(last))))
         return [*found[:-1], replace(last, recipe=replace(last.recipe, batches=fewer)), *beside]
 
     def _smaller(
-        self, rung: int, rows: Sequence[Row], found: Sequence[Row], batches: Callable[[Row], int]
+        self,
+        rung: int,
+        rows: Sequence[Row],
+        found: Sequence[Row],
+        batches: Callable[[Row], int],
+        lanes: int,
     ) -> list[Row]:
         """The best networks of half the size, of a quarter and so on, for longer than before: a
         frontier has all sizes.
@@ -259,7 +277,7 @@ class Ladder(Proposals):
         some.sort(key=lambda row: space.length(row.recipe))
         longest = max(space.length(row.recipe) for row in found)
         for count in range(len(some), 0, -1):
-            share = SMALLER_SHARE * len(found) / count
+            share = SMALLER_SHARE * len(found) * lanes / max(count, lanes)
             longer = [
                 min(longest, space.usual(row.recipe, round(share * batches(row))))
                 for row in some[:count]

@@ -74,7 +74,7 @@ class Refit:
         with noted([signal.SIGINT], self._stop):
             for outcome in self._train(missing, all_rows):
                 row = by_number[outcome.number]
-                if _has_learnt(row, outcome):
+                if not self._stopped and _has_learnt(row, outcome):
                     found[row.number] = dict(outcome.weights)
                     self._folder.save_weights(row.number, outcome.weights, refit=True)
                 else:

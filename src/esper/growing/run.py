@@ -356,15 +356,15 @@ class GrowRun:
         folder.write(GROW, info)
         search = self._make_search(folder, table)
         refit = self._refit
-        self._plan_variants(search, folder, info, resumed)
-        if self.budget.latency_ms is not None or self.settings.widths != "auto":
-            self.networks.complete()  # while nothing trains beside them, and to refuse some at once
-        self.printer.phase("training")
-        with self._explained(), self._tracked(folder, info, table):
-            try:
+        try:
+            self._plan_variants(search, folder, info, resumed)
+            if self.budget.latency_ms is not None or self.settings.widths != "auto":
+                self.networks.complete()  # while nothing trains beside them; refuses some at once
+            self.printer.phase("training")
+            with self._explained(), self._tracked(folder, info, table):
                 complete = search.run(table)
-            finally:
-                self.trainer.close()
+        finally:
+            self.trainer.close()
         self.printer.phase("judging on test")
         info = self._with_variants(info)
         home = Path(self.ranks.text(str(folder.path)))  # before rank 0 is busy with files

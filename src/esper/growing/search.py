@@ -201,16 +201,13 @@ class Search:
     def _timed_finale(self, count: int, threads: int = 0) -> list[Row]:
         """The finale with so many runs, whose lengths follow from their speeds beside each other.
 
-        `threads`: of the first one.
+        `threads`: of each long one, 0: one.
         """
-
-        def proposed() -> list[Row]:
-            with_threads = lambda row: self._fitting(count, replace(row, threads=threads))  # noqa: E731
-            # On one core there is too little time for both.
-            several = count > 1 or threads > 1
-            rows = self.ladder.finale(self.table, with_threads, count, several)
-            return [replace(row, threads=threads) for row in rows[:1]] + rows[1:]
-
+        # On one core there is too little time for both.
+        several = count > 1 or threads > 1
+        proposed = partial(
+            self.ladder.finale, self.table, partial(self._fitting, count), count, several, threads
+        )
         rows = proposed()
         for _ in range(MAX_PROBES):
             if not rows or all(self.clock.is_timed(row) for row in rows[:count]):

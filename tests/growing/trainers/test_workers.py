@@ -215,25 +215,28 @@ def test_what_no_worker_can_train_is_computed_with_all_threads(tmp_path, monkeyp
     assert seen == {threads}
 
 
-def test_a_run_with_threads_of_its_own_is_trained_here_beside_the_worker(tmp_path, monkeypatch):
-    before, seen = torch.get_num_threads(), dict[int, set[int]]()
-    advance = module._OwnRun.advance
+def test_a_run_with_threads_of_its_own_is_trained_here_once_no_worker_trains(tmp_path, monkeypatch):
+    before, seen, beside = torch.get_num_threads(), dict[int, set[int]](), list[int]()
+    advance, task = module._OwnRun.advance, make_task()
+    first, second, wide, last = jobs_in(tmp_path, 4, 5)
+    transport = Slow(task)
+    trainer = WorkerTrainer(task, 1, transport=transport)
 
     def noting(run: Any, seconds: float) -> bool:
-        seen.setdefault(run.program.job.number, set()).add(torch.get_num_threads())
+        number = run.program.job.number
+        seen.setdefault(number, set()).add(torch.get_num_threads())
+        if number == wide.number:
+            beside.extend(held for worker in trainer._workers.values() for held in worker.held)
         return advance(run, 0.0)
 
     monkeypatch.setattr(module._OwnRun, "advance", noting)
-    task = make_task()
-    first, wide, last = jobs_in(tmp_path, 3, 5)
-    transport = Pretended(task)
-    found = trained(
-        WorkerTrainer(task, 1, transport=transport), [first, replace(wide, threads=2), last]
-    )
-    assert sorted(found) == [0, 1, 2]
-    assert seen[1] == {2}
-    assert all(threads == {1} for number, threads in seen.items() if number != 1)
-    assert 1 not in [one.job.number for one in transport.sent if isinstance(one, Assignment)]
+    found = trained(trainer, [first, second, replace(wide, threads=2), last])
+    assert sorted(found) == [0, 1, 2, 3]
+    assert transport.sent[0].job.number in (0, 1), "the worker has trained one of those before it"
+    assert beside == []
+    assert seen.pop(2) == {2}
+    assert all(threads == {1} for threads in seen.values())
+    assert 2 not in [one.job.number for one in transport.sent if isinstance(one, Assignment)]
     assert torch.get_num_threads() == before
 
 
@@ -330,6 +333,14 @@ class Pretended:
 
     def close(self) -> None:
         """Nothing is left to end."""
+
+
+class Slow(Pretended):
+    """What it has trained is heard of a while later."""
+
+    def receive(self, seconds: float) -> list[tuple[int, Any]]:
+        self.asked = getattr(self, "asked", 0) + 1
+        return super().receive(seconds) if self.asked % 40 == 1 else []
 
 
 def doubled(outputs: torch.Tensor, targets: torch.Tensor) -> float:

@@ -163,7 +163,7 @@ class WorkerTrainer:
                     self._start_workers()
                 if run is None and not stopped:
                     run = self._begin(waiting)
-                self._answer(waiting, stopped)
+                self._answer(waiting, stopped or (run is not None and bool(run.program.job.threads)))
                 if run is None and not self._busy(waiting, stopped):
                     return
                 ended = self._advance(run)
@@ -189,6 +189,9 @@ class WorkerTrainer:
             if job is None and waiting.again and not self._workers:
                 job = waiting.again.popleft()
         if job is None:
+            return None
+        if job.threads and any(worker.held for worker in self._workers.values()):
+            waiting.own.append(job)  # it has all cores, once they are free
             return None
         with self._computing():
             network = job.build()
@@ -271,12 +274,12 @@ class WorkerTrainer:
             self._block = write_block(data_tensors(self.task.train, self.task.val))
         return self._block
 
-    def _answer(self, waiting: _Queue, stopped: bool) -> None:
-        """Send runs to workers that want some."""
+    def _answer(self, waiting: _Queue, none: bool) -> None:
+        """Send runs to workers that want some; `none`: not now."""
         for number, worker in self._workers.items():
             if worker.wants is None:
                 continue
-            found = None if stopped else self._next(waiting)
+            found = None if none else self._next(waiting)
             if found is not None:
                 job, sent = found
                 worker.held[job.number], worker.wants = job, None
@@ -320,7 +323,10 @@ class WorkerTrainer:
                 continue
             worker.heard = self._listened
             if isinstance(message, Ended):
-                ended.append(self._ended(worker, message))
+                outcome = self._ended(worker, message)
+                # By the user's metric the average on the way may be none: the last one stays.
+                if not (outcome.under_way and math.isnan(outcome.score)):
+                    ended.append(outcome)
             elif isinstance(message, Died):
                 self._died(number, worker, message.reason, waiting)
             else:
