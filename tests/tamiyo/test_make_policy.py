@@ -30,8 +30,8 @@ SPEC = replace(
 )
 
 
-def made(text: str, **changes: Any) -> PolicyProtocol[Any]:
-    return make_policy(parse(text), SPEC, **{"seed": 3, "reward": None} | changes)
+def made(text: str) -> PolicyProtocol[Any]:
+    return make_policy(parse(text), SPEC, seed=3, reward=None)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,6 @@ def test_what_a_word_says_is_what_is_built():
     assert made("random").seed == 3
     heuristic = made("heuristic:norm,conv_light")
     assert heuristic.config == HeuristicConfig(blueprints=("norm", "conv_light"))
-    assert made("heuristic", rules=HeuristicConfig(charge=0.25)).config.charge == 0.25
     assert made("static-full:norm").topology == {"r0c0": "norm", "r0c1": "norm"}
     assert made("static-full:norm:r0c1").topology == {"r0c1": "norm"}
     assert made("static-final:r0c1=norm").topology == {"r0c1": "norm"}

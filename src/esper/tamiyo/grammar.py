@@ -5,7 +5,6 @@
     wait:as:POLICY                              the host with the compute of that policy
     heuristic:BLUEPRINT,BLUEPRINT               the heuristic with this order of blueprints
     heuristic:TABLE.json                        the heuristic, planning by a table price -> topology
-    heuristic:RULES.toml                        the heuristic with the rules of a file
     fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        germinated from STEP (2) on, in all slots or these
     fixed:SLOT=BLUEPRINT,...[@STEP]             the same with one blueprint per slot
     static-full[:BLUEPRINT[:SLOT,SLOT]]         planted at the start, in all slots or these
@@ -145,8 +144,6 @@ class ParsedPolicy:
     Python file."""
     name: str = ""
     """own: name of the class in that file."""
-    rules: Path | None = None
-    """heuristic: file of its rules."""
     sampled: bool = False
     """controller: sample actions instead of taking the greedy ones."""
     blind: bool = False
@@ -245,7 +242,7 @@ def _read(name: str, text: str) -> Any:
     """Value of a field of `ParsedPolicy`; raises ValueError if it is out of range."""
     if name in ("slots", "order", "topology"):
         return tuple(text.split(","))
-    if name in ("path", "rules"):
+    if name == "path":
         return Path(text)
     if name in ("start", "restarts"):
         return int(text)
@@ -363,8 +360,8 @@ _FORMS: Final[dict[Kind, tuple[str, tuple[str, ...]]]] = {
     ),
     "random": ("random, which takes no arguments", ("",)),
     "heuristic": (
-        "heuristic:BLUEPRINT,BLUEPRINT, heuristic:TABLE.json or heuristic:RULES.toml",
-        ("", r"(?P<path>.*\.json)", r"(?P<rules>.*\.toml)", f"(?P<order>{_LIST})"),
+        "heuristic:BLUEPRINT,BLUEPRINT or heuristic:TABLE.json",
+        ("", r"(?P<path>.*\.json)", f"(?P<order>{_LIST})"),
     ),
     "fixed": (
         "fixed:BLUEPRINT@STEP:SLOT,SLOT or fixed:SLOT=BLUEPRINT,...@STEP",

@@ -23,7 +23,6 @@ from esper.storage.sealed_json import parse_json
 from esper.tamiyo.baselines import RandomPolicy, RestartPolicy, StaticTopology, WaitPolicy
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
-from esper.tamiyo.heuristic_rules import read_rules
 from esper.tamiyo.planning import PlannedTopology, TablePolicy
 from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
 from esper.tamiyo.topology_table import TopologyTable, read_table
@@ -38,19 +37,16 @@ def make_policy(
     *,
     seed: int,
     reward: RewardProtocol | None,
-    rules: HeuristicConfig | None = None,
 ) -> PolicyProtocol[Any]:
-    """Build the policy for a task; run it with `spec_for(parsed, spec)`.
-
-    `rules`: of the heuristic; None: those that the policy names.
-    """
+    """Build the policy for a task; run it with `spec_for(parsed, spec)`."""
     require_standalone(parsed)
     if parsed.kind == "wait":
         return WaitPolicy(reward)
     if parsed.kind == "random":
         return RandomPolicy(seed, reward)
     if parsed.kind == "heuristic":
-        return HeuristicPolicy(rules or heuristic_config(parsed, spec), reward)
+        table = None if parsed.path is None else _table(parsed, spec)
+        return HeuristicPolicy(HeuristicConfig(parsed.order, table), reward)
     if parsed.kind == "table":
         return TablePolicy(_table(parsed, spec), reward)
     if parsed.kind == "restart":
@@ -144,17 +140,6 @@ def require_standalone(parsed: ParsedPolicy) -> None:
         raise EsperError(
             f"policy {shown(parsed.text)}: needs {what}; run esper compare {shown(parsed.text)}"
         )
-
-
-def heuristic_config(parsed: ParsedPolicy, spec: TaskSpec) -> HeuristicConfig:
-    """Return the rules of the file, blueprint order or table that a heuristic names."""
-    rules = HeuristicConfig() if parsed.rules is None else read_rules(parsed.rules)
-    if not parsed.order:  # `require_known_names` checks those of the policy's name
-        for blueprint in rules.blueprints:
-            if blueprint not in spec.blueprints:
-                raise unknown_name("blueprint", blueprint, spec.blueprints, "of the heuristic")
-    table = None if parsed.path is None else _table(parsed, spec)
-    return replace(rules, blueprints=parsed.order or rules.blueprints, table=table)
 
 
 def _table(parsed: ParsedPolicy, spec: TaskSpec) -> TopologyTable:
