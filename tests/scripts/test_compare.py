@@ -350,7 +350,6 @@ BAD = [
     (("fixed:norm@3", *FLAGS), "germinate before step 3"),
     (("static-full:norm:r9c9", *FLAGS), "r9c9"),
     (("static-final:r0c0=conv_lite", *FLAGS), "conv_light"),
-    (("static-final:out.json", *FLAGS), "file 'out.json' does not exist"),
     (("static-final:r0c0=norm,r0c0=norm", *FLAGS), "r0c0 is named twice"),
     (("./nowhere", *FLAGS), "folder 'nowhere' does not exist"),
     (("wait", *FLAGS, "--device", "cuda:7"), "cuda:7"),

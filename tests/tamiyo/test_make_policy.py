@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from esper.tamiyo import (
     WaitPolicy,
 )
 from esper.tamiyo.grammar import parse
-from esper.tamiyo.make_policy import make_policy, require_known_names, resolve_topology
+from esper.tamiyo.make_policy import make_policy, require_known_names
 from esper.tasks.spec import TaskSpec
 from esper.tasks.synthetic_images import synthetic_spec
 from support import refused
@@ -64,16 +63,6 @@ def test_what_a_word_says_is_what_is_built():
         ("fixed:r0c1=gate,r0c0=norm@0", [(0, "r0c1", "gate"), (0, "r0c0", "norm")]),
     ):
         assert [(e.step, e.slot, e.blueprint) for e in made(text).entries] == grown
-
-
-def test_the_result_of_a_run_is_a_topology(tmp_path):
-    path = tmp_path / "result.json"
-    rounds = [{"outcome": {"blueprint_ES": [[0, -1]]}}]
-    path.write_text(json.dumps({"slots": SLOTS, "blueprints": ["norm"], "rounds": rounds}))
-    text = f"static-final:{path}"
-    assert made(text).topology == {"r0c0": "norm"}
-    assert resolve_topology(parse(text)).topology == ("r0c0=norm",)
-    assert resolve_topology(parse("wait")) == parse("wait")
 
 
 @pytest.mark.parametrize(

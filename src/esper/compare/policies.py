@@ -41,7 +41,6 @@ from esper.tamiyo.make_policy import (
     make_policy,
     require_decision_step,
     require_known_names,
-    resolve_topology,
     spec_for,
     static_policy,
     with_plan_phase,
@@ -182,7 +181,6 @@ def make_entry(
         return _own_entry(parsed, spec, files or UserFiles())
     if parsed.searches:
         return search_entry(parsed, spec)
-    parsed = resolve_topology(parsed)
     require_known_names(parsed, spec.slots, spec.blueprints)
     entry = baseline_entry(parsed, spec)
     entry.policy(config.first_seed)  # raises on a bad step, slot or topology

@@ -9,7 +9,6 @@
     fixed:SLOT=BLUEPRINT,...[@STEP]             the same with one blueprint per slot
     static-full[:BLUEPRINT[:SLOT,SLOT]]         planted at the start, in all slots or these
     static-final:SLOT=BLUEPRINT,...             a given topology, planted at the start
-    static-final:RESULT.json                    the most frequent final topology of that run
     static-final:POLICY                         the final topology of that policy on the same host
     table:TABLE.json                            the table's topology for the member's price, planted
     restart:STEP,ACCURACY[,TIMES]               the host; begins anew if below ACCURACY after STEP
@@ -140,8 +139,7 @@ class ParsedPolicy:
     """static-final: the policy whose final topologies are planted; replay: the one whose actions
     are repeated; wait: the one whose compute is spent."""
     path: Path | None = None
-    """controller: its folder; static-final: the result file; table, heuristic: the table; own: the
-    Python file."""
+    """controller: its folder; table, heuristic: the table; own: the Python file."""
     name: str = ""
     """own: name of the class in that file."""
     sampled: bool = False
@@ -267,20 +265,15 @@ def _parse_own(text: str) -> ParsedPolicy:
 
 
 def _parse_final(text: str, rest: str) -> ParsedPolicy:
-    """SLOT=BLUEPRINT,..., the path of a result file, or a policy that grows."""
+    """SLOT=BLUEPRINT,..., or a policy that grows."""
     parsed = ParsedPolicy(text, text, "static-final")
     if not rest:
         raise EsperError(
-            "policy 'static-final': give a topology, for example static-final:r0c0=depthwise, the "
-            "result of a run, static-final:out/train_heuristic_digits_impaired.json, or a policy "
-            "that grows, static-final:heuristic or static-final:runs/RUN"
+            "policy 'static-final': give a topology, for example static-final:r0c0=depthwise, or a "
+            "policy that grows, static-final:heuristic or static-final:runs/RUN"
         )
-    if _TOPOLOGY.match(rest) and not os.path.exists(rest):
+    if _TOPOLOGY.match(rest):
         return replace(parsed, topology=tuple(rest.split(",")))
-    if os.path.isfile(rest):
-        return replace(parsed, path=Path(rest))
-    if rest.endswith(".json"):
-        raise EsperError(f"policy {shown(text)}: file {shown(rest)} does not exist")
     return _parse_source(text, "static-final", rest)
 
 

@@ -38,7 +38,6 @@ from esper.tamiyo.make_policy import (
     make_policy,
     require_known_names,
     require_standalone,
-    resolve_topology,
     spec_for,
     with_plan_phase,
 )
@@ -145,7 +144,7 @@ class Train:
         if parsed.kind != "own":
             require_standalone(parsed)
         spec = self.task.spec()
-        require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
+        require_known_names(parsed, spec.slots, spec.blueprints)
         self.make_policy(spec, None)  # raises on a bad step, slot or topology
         self.population.check(spec)
         return spec
