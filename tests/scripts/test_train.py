@@ -35,9 +35,10 @@ from esper.simic.training.runs.folder import (
     read_session_settings,
 )
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.storage.sealed_json import sealed_bytes
 from esper.tamiyo import WaitPolicy
 from esper.tamiyo.grammar import DESCRIPTIONS, parse, parse_all
-from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
+from esper.tamiyo.topology_table import TableRow, TopologyTable
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
 from event_files import read_jsonl
@@ -59,7 +60,7 @@ def numbers(folder: Path, policy: str) -> dict:
 
 def test_a_table_is_planted_without_a_plan_phase_of_the_task(tmp_path):
     rows = (TableRow(1.0, ("r0c1=norm",)), TableRow(9.0, ()))
-    write_table(tmp_path / "t.json", TopologyTable("synthetic", rows))
+    (tmp_path / "t.json").write_bytes(sealed_bytes(TopologyTable("synthetic", rows)))
     policy = f"table:{tmp_path / 't.json'}"
     assert call(policy, *TINY, "--out", tmp_path / "out") == 0
     (path,) = (tmp_path / "out").glob("*.json")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -46,28 +46,6 @@ class JobSource(Protocol[J, R_contra]):
     def answer(self, job: J, question: Any) -> Any:
         """Answer a question of a running job; by default they ask nothing."""
         raise TypeError(f"{self.label(job)} asked {question}")
-
-
-class JobList(JobSource[J, R]):
-    """Jobs that are known from the start, in their order, and ask nothing."""
-
-    def __init__(
-        self, jobs: Sequence[J], label: Callable[[J], str], keep: Callable[[R], None]
-    ) -> None:
-        self._waiting, self._label, self._keep = deque(jobs), label, keep
-        self.most = len(jobs)
-
-    def next(self) -> J | None:
-        """The next job."""
-        return self._waiting.popleft() if self._waiting else None
-
-    def label(self, job: J) -> str:
-        """The job in messages."""
-        return self._label(job)
-
-    def keep(self, job: J, result: R) -> None:
-        """Pass the result on."""
-        self._keep(result)
 
 
 class Workers(Protocol):

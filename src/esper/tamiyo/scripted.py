@@ -21,7 +21,7 @@ from esper.leyline.actions import (
     LifecycleOp,
 )
 from esper.leyline.arrays import Bools, Ints
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import unknown_name
 from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import Rollout
@@ -146,10 +146,3 @@ def index_of(kind: str, name: str, names: Sequence[str], where: str) -> int:
     if name not in names:
         raise unknown_name(kind, name, names, where)
     return list(names).index(name)
-
-
-def require_one_of(name: str, value: int, valid: Sequence[int], where: str) -> None:
-    """Raise if `value` is not one of the valid choices."""
-    if value not in valid:
-        listed = ", ".join(str(choice) for choice in valid)
-        raise EsperError(f"{where}: {name} {value}, choose from {listed}")
