@@ -48,7 +48,7 @@ class JobSource(Protocol[J, R_contra]):
         raise TypeError(f"{self.label(job)} asked {question}")
 
 
-class Workers(Protocol):
+class _Workers(Protocol):
     """Workers by number; each takes one job at a time."""
 
     count: int
@@ -97,7 +97,7 @@ def run_jobs(
         workers.close()
 
 
-def _open(make: Callable[[], Any], count: int, settings: JobSettings) -> Workers:
+def _open(make: Callable[[], Any], count: int, settings: JobSettings) -> _Workers:
     if settings.on == LOCAL:
         from esper.jobs.processes import ProcessWorkers
 
@@ -160,7 +160,7 @@ class _Run(Generic[J, R]):
     def __init__(
         self,
         source: JobSource[J, R],
-        workers: Workers,
+        workers: _Workers,
         settings: JobSettings,
         on_step: OnStep | None,
         say: Say | None,
