@@ -22,8 +22,9 @@ from esper.leyline.errors import EsperError
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
+from esper.storage.sealed_json import sealed_bytes
 from esper.tamiyo.grammar import parse
-from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
+from esper.tamiyo.topology_table import TableRow, TopologyTable
 from esper.tasks.contexts import draw_round
 
 MIXED = ContextSpec(
@@ -53,7 +54,7 @@ def compared(out: Path, *policies: str, **changes: object) -> Comparison:
 
 def table(path: Path, task: str = "synthetic") -> Path:
     rows = (TableRow(0.8, ("r0c0=norm", "r0c1=conv_light")), TableRow(2.0, ("r0c0=norm",)))
-    write_table(path, TopologyTable(task, (*rows, TableRow(99.0, ()))))
+    path.write_bytes(sealed_bytes(TopologyTable(task, (*rows, TableRow(99.0, ())))))
     return path
 
 
@@ -309,8 +310,9 @@ def test_what_cannot_run_is_refused_in_one_line_before_anything_does(
     tmp_path, policy, changes, says
 ):
     rows = (TableRow(1.0, ("r9c9=norm",)),)
-    write_table(tmp_path / "slots.json", TopologyTable("synthetic", rows))
-    write_table(tmp_path / "newer.json", TopologyTable("synthetic", rows, version=2))
+    for name, version in (("slots", 1), ("newer", 2)):
+        written = sealed_bytes(TopologyTable("synthetic", rows, version))
+        (tmp_path / f"{name}.json").write_bytes(written)
     files = {
         "OTHER": table(tmp_path / "other.json", "other"),
         "NEWER": tmp_path / "newer.json",

@@ -245,7 +245,7 @@ def metric_means(result: PolicyResult) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class _Standing:
     """Statistics of one metric of one policy, relative to the reference."""
 
     metric: str
@@ -267,10 +267,10 @@ class ComparedPolicy:
     policy: str
     """Canonical text of the policy."""
     result: PolicyResult
-    standings: tuple[Standing, ...]
+    standings: tuple[_Standing, ...]
     """In the order of `METRICS`."""
 
-    def standing(self, metric: str) -> Standing:
+    def standing(self, metric: str) -> _Standing:
         """Statistics of one metric."""
         return next(found for found in self.standings if found.metric == metric)
 
@@ -305,15 +305,15 @@ def compare_results(
 
 def _standing(
     metric: Metric, result: PolicyResult, reference: PolicyResult | None, context: ContextSpec
-) -> Standing:
+) -> _Standing:
     ours_N = result.by_draw(_values(metric, result), context)
     mean, iqm = student_estimate(ours_N), interquartile_estimate(ours_N)
     if reference is None:
-        return Standing(metric.name, mean, iqm, None, None)
+        return _Standing(metric.name, mean, iqm, None, None)
     theirs_N = reference.by_draw(_values(metric, reference), context)
     sign = 1.0 if metric.higher_is_better else -1.0
     improvement = improvement_estimate(sign * ours_N, sign * theirs_N)
-    return Standing(metric.name, mean, iqm, paired_difference(ours_N, theirs_N), improvement)
+    return _Standing(metric.name, mean, iqm, paired_difference(ours_N, theirs_N), improvement)
 
 
 def _values(metric: Metric, result: PolicyResult) -> Doubles:

@@ -37,13 +37,10 @@ from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import ETA, rung_steps
 from esper.tamiyo.frozen_heads import FrozenHeads, read_frozen
 from esper.tamiyo.grammar import ParsedPolicy, unique_labels
-from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
-    heuristic_config,
     make_policy,
     require_decision_step,
     require_known_names,
-    resolve_topology,
     spec_for,
     static_policy,
     with_plan_phase,
@@ -83,8 +80,6 @@ class Identity:
     limits: Limits
     agent: str = ""
     """Checksum of a controller's save, or of the file of a policy of your own; else empty."""
-    rules: HeuristicConfig | None = None
-    """Settings of the heuristic, whose defaults may change between versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +125,7 @@ class PolicyEntry:
         if self.own is not None:
             return PolicyClient(self.own(), reward)
         parsed = replace(self.parsed, found_by=None) if self.parsed.kind == "wait" else self.parsed
-        rules = self.identity.rules
-        return make_policy(parsed, self.spec, seed=seed, reward=reward, rules=rules)
+        return make_policy(parsed, self.spec, seed=seed, reward=reward)
 
     @property
     def needs_result(self) -> bool:
@@ -187,7 +181,6 @@ def make_entry(
         return _own_entry(parsed, spec, files or UserFiles())
     if parsed.searches:
         return search_entry(parsed, spec)
-    parsed = resolve_topology(parsed)
     require_known_names(parsed, spec.slots, spec.blueprints)
     entry = baseline_entry(parsed, spec)
     entry.policy(config.first_seed)  # raises on a bad step, slot or topology
@@ -212,8 +205,7 @@ def baseline_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     spec = spec_for(parsed, spec)
     static = parsed.kind in ("static-full", "static-final") and spec.context.capped > 0
     limits = planted_limits(spec) if static or parsed.kind == "table" else Limits(spec.blueprints)
-    known = heuristic_config(parsed, spec) if parsed.kind == "heuristic" else None
-    return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits, rules=known))
+    return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits))
 
 
 def search_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
@@ -345,9 +337,8 @@ def static_final_entry(found_by: PolicyEntry, parsed: ParsedPolicy) -> PolicyEnt
 
 def _canonical_policy(parsed: ParsedPolicy, spec: TaskSpec) -> str:
     """Canonical text of a policy; part of its identity on disk."""
-    if parsed.kind == "table":
-        assert parsed.path is not None  # the parser rejects table without an argument
-        return f"table:{read_table(parsed.path, spec.name).digest}"
+    if parsed.kind in ("table", "heuristic") and parsed.path is not None:
+        return f"{parsed.kind}:{read_table(parsed.path, spec.name).digest}"
     if parsed.kind == "wait" and parsed.longer != 1.0:
         return f"wait:{parsed.longer:g}"
     if parsed.kind == "restart":

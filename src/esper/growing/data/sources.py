@@ -141,7 +141,7 @@ class DatasetSource(Source):
     def random(self) -> bool:
         """Read the first samples several times."""
         numbers = range(min(PROBED_SAMPLES, self.length or 0))
-        return differ(lambda: [self._sample(number) for number in numbers])
+        return _differ(lambda: [self._sample(number) for number in numbers])
 
     def _sample(self, number: int) -> object:
         with user_code(f"{self.where}: sample {number} of the {type(self.data).__name__} fails"):
@@ -207,11 +207,11 @@ class LoaderSource(Source):
     def random(self) -> bool:
         """Read the first samples, or the first batch, several times."""
         if self.numbers is None:
-            return differ(lambda: next(iter(self.loader), None), reads=2)
+            return _differ(lambda: next(iter(self.loader), None), reads=2)
         dataset, collate = self.loader.dataset, self.loader.collate_fn
         some = [int(number) for number in self.numbers[:PROBED_SAMPLES]]
         with user_code(f"{self.where}: samples of the {type(dataset).__name__} fail"):
-            return differ(lambda: collate([dataset[number] for number in some]))
+            return _differ(lambda: collate([dataset[number] for number in some]))
 
     def _loader(self, numbers: Ints, batch_size: int, shuffle: bool, seed: int) -> DataLoader[Any]:
         """Return a loader like the user's own, over some of the samples."""
@@ -278,7 +278,7 @@ class IterableSource(Source):
         """Start twice and compare the first samples; not possible for generators."""
         if self.once:
             return False
-        return differ(lambda: list(itertools.islice(iter(self.data), PROBED_SAMPLES)), reads=2)
+        return _differ(lambda: list(itertools.islice(iter(self.data), PROBED_SAMPLES)), reads=2)
 
     def empty_message(self) -> str:
         """A generator may have been used up."""
@@ -293,7 +293,7 @@ class IterableSource(Source):
 # ---- random transforms -------------------------------------------------------------------------
 
 
-def differ(read: Callable[[], object], reads: int = PROBED_READS) -> bool:
+def _differ(read: Callable[[], object], reads: int = PROBED_READS) -> bool:
     """Whether repeated reads give different values."""
     first = read()
     return any(not _same(first, read()) for _ in range(reads - 1))

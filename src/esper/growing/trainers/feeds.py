@@ -50,7 +50,7 @@ class Feed(Protocol):
         ...
 
 
-def order_table(samples: int, size: int, seed: int, first: int, count: int,
+def _order_table(samples: int, size: int, seed: int, first: int, count: int,
                 device: torch.device) -> Tensor:  # fmt: skip
     """Sample numbers `[K, B]` of `count` batches from `first` on, as `ResidentOrder` has them."""
     per_epoch = samples // size
@@ -86,7 +86,7 @@ class ResidentFeed:
         count = min(self.rows, self._batches - number)
         if count > 0:
             samples = len(self._samples)
-            rows = order_table(samples, self.size, self._seed, number, count, self._device)
+            rows = _order_table(samples, self.size, self._seed, number, count, self._device)
             self._table_KB[:count].copy_(rows)
         self._row_1.zero_()
         self._end = number + count

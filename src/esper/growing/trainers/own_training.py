@@ -46,7 +46,7 @@ class OwnTraining:
         """The optimiser of a run."""
         if self.optimizer is None:
             return Update(params, recipe, lr)
-        return OwnUpdate(self.optimizer, params, recipe, lr)
+        return _OwnUpdate(self.optimizer, params, recipe, lr)
 
     def rates(self, recipe: Recipe, update: Update) -> list[float]:
         """The learning rate of every batch; for a user's optimiser as a multiple of its own.
@@ -55,7 +55,7 @@ class OwnTraining:
         """
         if self.scheduler is None:
             return [recipe.rate(batch) for batch in range(recipe.batches)]
-        base = update.base_rate if isinstance(update, OwnUpdate) else self.base_rate
+        base = update.base_rate if isinstance(update, _OwnUpdate) else self.base_rate
         return [recipe.lr / base * rate for rate in self._scheduled(recipe.batches, base)]
 
     def _scheduled(self, batches: int, lr: float) -> list[float]:
@@ -95,7 +95,7 @@ BUILT_IN: Final = OwnTraining()
 """Nothing is the user's."""
 
 
-class OwnUpdate(Update):
+class _OwnUpdate(Update):
     """A user's optimiser; rates are multiples of those that it was made with."""
 
     def __init__(

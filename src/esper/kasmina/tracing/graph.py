@@ -148,7 +148,7 @@ def _used_leaves(graph: fx.Graph, tracer: ModelTracer) -> dict[str, str]:
     return {path: reason for path, reason in reasons.items() if path in called}
 
 
-def writes(node: fx.Node) -> list[fx.Node]:
+def _writes(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that a node modifies in place, in training mode if not in eval mode."""
     found: list[fx.Node] = list(node.meta.get("writes", ()))
     first = node.args[0] if node.args else None
@@ -161,7 +161,7 @@ def _follow_writes(graph: fx.Graph) -> None:
     """Let what comes after a write in place use its result instead of its argument."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        for base in writes(node):
+        for base in _writes(node):
             same = all(
                 a is b for a, b in zip(node.meta["values"], base.meta["values"], strict=True)
             )
@@ -181,7 +181,7 @@ def _lost_writes(graph: fx.Graph) -> str | None:
     path is the model itself.
     """
     for node in graph.nodes:
-        if writes(node) and not node.users and node.op != "output":
+        if _writes(node) and not node.users and node.op != "output":
             return owner_path(node)
     return None
 

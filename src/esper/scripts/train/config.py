@@ -31,15 +31,13 @@ from esper.simic.training.runs.folder import (
     require_run,
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
-from esper.simic.training.runs.policy_file import LEARNER, RunPolicy, newest_run, read_policy
+from esper.simic.training.runs.policy_file import LEARNER, newest_run, read_policy
 from esper.simic.training.runs.sources import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.make_policy import (
-    heuristic_config,
     make_policy,
     require_known_names,
     require_standalone,
-    resolve_topology,
     spec_for,
     with_plan_phase,
 )
@@ -146,7 +144,7 @@ class Train:
         if parsed.kind != "own":
             require_standalone(parsed)
         spec = self.task.spec()
-        require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
+        require_known_names(parsed, spec.slots, spec.blueprints)
         self.make_policy(spec, None)  # raises on a bad step, slot or topology
         self.population.check(spec)
         return spec
@@ -173,12 +171,6 @@ class Train:
         if self.parsed.kind == "own":
             return with_plan_phase(spec) if self._own().plans else spec
         return spec_for(self.parsed, spec)
-
-    def run_policy(self, spec: TaskSpec) -> RunPolicy:
-        """The policy as its run folder records it."""
-        parsed = self.parsed
-        rules = heuristic_config(parsed, spec) if parsed.kind == "heuristic" else None
-        return RunPolicy.of(parsed, rules)
 
     @property
     def training(self) -> TrainingConfig:

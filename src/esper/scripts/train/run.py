@@ -20,6 +20,7 @@ from esper.simic.telemetry.run_telemetry import run_telemetry
 from esper.simic.training.round_feed import result_figures, track_training
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.kept_members import KeptMember
+from esper.simic.training.runs.policy_file import RunPolicy
 from esper.simic.training.runs.policy_session import PolicySession
 from esper.storage.atomic import require_writable
 from esper.storage.run_files import EVENTS
@@ -65,7 +66,7 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     policy = config.make_policy(longer, ScoreReward(spec.upkeep))
     resume = config.resume is not None
     session = PolicySession(
-        folder, config.training, config.run_policy(longer), resume, config.keep_members
+        folder, config.training, RunPolicy.of(config.parsed), resume, config.keep_members
     )
     engine = VectorizedEngine(longer, config.training.engine_config(), data=data)
     length = longer.episode_length / spec.episode_length
