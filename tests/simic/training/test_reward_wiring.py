@@ -55,6 +55,10 @@ def accuracy_alone(inputs, /):
     return components.total, components
 
 
+def reward_in(folder, name: str = "accuracy_alone") -> RewardConfig:
+    return RewardConfig(own=f"{folder / 'mine.py'}:{name}")
+
+
 def train(run, rounds: int, resume: bool = False, **changes):
     config = changes.pop("config", tiny_config(rounds=rounds, envs=2))
     return train_ppo_vectorized(config, run_dir=run, resume=resume, spec=tiny_task(), **changes)
@@ -89,6 +93,30 @@ def test_a_reward_in_a_file_is_recorded_and_resumes(tmp_path):
         lambda: train(tmp_path / "run", 4, resume=True, config=replace(config, rounds=4))
     )
     assert "mine.py:accuracy_alone' has changed: put it back" in line
+
+
+def test_a_run_never_resumes_with_another_reward_of_its_file(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE + "other = accuracy_alone\n")
+    config = replace(tiny_config(rounds=1, envs=2), reward=reward_in(tmp_path))
+    train(tmp_path / "run", 1, config=config)
+    other = replace(config, rounds=2, reward=reward_in(tmp_path, "other"))
+    line = refused(lambda: train(tmp_path / "run", 2, resume=True, config=other))
+    assert f"reward.own is '{config.reward.own}' there and '{other.reward.own}' here" in line
+    assert "resume with the same values, or start a new run" in line
+
+
+def test_a_reward_file_that_is_gone_is_named_with_its_copy_in_the_run(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    config = replace(tiny_config(rounds=1, envs=2), reward=reward_in(tmp_path))
+    train(tmp_path / "run", 1, config=config)
+    (tmp_path / "mine.py").unlink()
+    longer = replace(config, rounds=2)
+    line = refused(lambda: train(tmp_path / "run", 2, resume=True, config=longer))
+    copy = reward_in(tmp_path / "run" / "source")
+    assert f"reward file {tmp_path / 'mine.py'} is gone" in line
+    assert f"--reward, or its copy, {copy.own}" in line
+    _, history = train(tmp_path / "run", 2, resume=True, config=replace(longer, reward=copy))
+    assert len(history) == 2
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from esper.simic.training.runs.folder import (
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.policy_file import LEARNER, RunPolicy, newest_run, read_policy
-from esper.simic.training.runs.sources import require_task_file
+from esper.simic.training.runs.sources import require_user_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.make_policy import (
     heuristic_config,
@@ -251,7 +251,7 @@ def with_absolute_path(task: TaskConfig, folder: Path | None) -> TaskConfig:
     """The same task, its file by an absolute path; `folder`: the run that resumes."""
     found = replace(task, name=absolute_reference(task.name))
     if folder is not None:
-        require_task_file(folder, found.name)
+        require_user_file(folder, found.name)
     return found
 
 
