@@ -81,6 +81,7 @@ def test_a_comparison_ends_with_a_table_a_report_and_numbers(tmp_path, capsys):
     text = (tmp_path / "compare.md").read_text()
     for metric in METRICS:
         assert f"## {metric.words} (" in text
+    assert "| mean (t) | mean, minus wait (t) |" in text, "not of interquartile means"
     record = json.loads((tmp_path / "compare.json").read_text())
     assert [policy["label"] for policy in record["policies"]] == [
         "wait",

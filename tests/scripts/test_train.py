@@ -37,7 +37,7 @@ from esper.simic.training.runs.folder import (
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.storage.sealed_json import sealed_bytes
 from esper.tamiyo import WaitPolicy
-from esper.tamiyo.grammar import DESCRIPTIONS, parse, parse_all
+from esper.tamiyo.grammar import parse, parse_all
 from esper.tamiyo.topology_table import TableRow, TopologyTable
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
@@ -162,17 +162,6 @@ def test_every_word_of_a_comparison_is_taken_or_refused_in_one_line(
     else:
         spec = asked.check()
         assert isinstance(asked.make_policy(spec, ScoreReward(Upkeep())), PolicyProtocol)
-
-
-def test_help_shows_an_example_of_every_policy(capsys):
-    assert call("--help") == 0
-    said = capsys.readouterr().out
-    for kind, (says, example) in DESCRIPTIONS.items():
-        for word in (f"  {kind} ", says, f"esper train {example}\n"):
-            assert word in said
-    for word in ("static-final", "static-final:r0c0=norm", "fixed:norm@3"):
-        assert call(word, "--help") == 0
-        assert "--rent" in capsys.readouterr().out
 
 
 def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):

@@ -231,7 +231,7 @@ class PolicyDone:
     seconds: float
     """Wall time of its episodes."""
     means: Mapping[str, float]
-    """Mean over hosts of each of `METRICS`, by its name."""
+    """Mean of each of `METRICS` as in the tables, by its name."""
 
     def figures(self) -> dict[str, float]:
         """Its means as `METRIC/POLICY`, for trackers, which take few special characters."""
@@ -239,9 +239,12 @@ class PolicyDone:
         return {f"{name}/{label}": value for name, value in self.means.items()}
 
 
-def metric_means(result: PolicyResult) -> dict[str, float]:
-    """Mean over hosts of each of `METRICS`, by its name."""
-    return {metric.name: float(_values(metric, result).mean()) for metric in METRICS}
+def metric_means(result: PolicyResult, context: ContextSpec) -> dict[str, float]:
+    """Mean of each of `METRICS` by its name: over draws where hosts share them."""
+    return {
+        metric.name: float(result.by_draw(_values(metric, result), context).mean())
+        for metric in METRICS
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,11 @@ import numpy as np
 
 from esper.compare.comparison import PolicyResult
 from esper.compare.config import Compare
+from esper.compare.own import own_policy, own_settings
 from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Ints
-from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
-from esper.leyline.user_errors import user_code
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
@@ -35,7 +34,7 @@ from esper.simic.training.config import (
 )
 from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import ETA, rung_steps
-from esper.tamiyo.frozen_heads import FrozenHeads, read_frozen
+from esper.tamiyo.frozen_heads import FrozenHeads
 from esper.tamiyo.grammar import ParsedPolicy, unique_labels
 from esper.tamiyo.make_policy import (
     make_policy,
@@ -43,7 +42,6 @@ from esper.tamiyo.make_policy import (
     require_known_names,
     spec_for,
     static_policy,
-    with_plan_phase,
 )
 from esper.tamiyo.policy import Policy, PolicyClient
 from esper.tamiyo.replay import require_same_names
@@ -231,41 +229,11 @@ def _decides_once(parsed: ParsedPolicy) -> bool:
 def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
     make = own_policy(files, parsed)
-    policy, where = make(), f"of {parsed.text}"
-    spec = with_plan_phase(spec) if policy.plans else spec
-    for name in policy.blueprints:
-        if name not in spec.blueprints:
-            raise unknown_name("blueprint", name, spec.blueprints, where)
-    spec = replace(spec, blueprints=policy.blueprints or spec.blueprints)
-    population = PopulationConfig(
-        frozen_heads=read_frozen(policy.frozen_heads, spec.blueprints),
-        counterfactual_stride=policy.counterfactual_stride,
-    )
-    population.check(spec)
-    limits = Limits.of(spec, population)
+    spec, population = own_settings(make(), parsed, spec, PopulationConfig())
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
-    return PolicyEntry(parsed, spec, Identity(f"own:{parsed.name}", limits, digest), own=make)
-
-
-def own_policy(files: UserFiles, parsed: ParsedPolicy) -> Callable[[], Policy]:
-    """What makes a policy of the user's; runs the file."""
-    found = files.find(parsed.text)
-    if not callable(found):
-        raise EsperError(f"policy {shown(parsed.text)}: name a class derived from esper.Policy")
-
-    def make() -> Policy:
-        what = f"policy {shown(parsed.text)} cannot be made"
-        with user_code(what, "it is called without arguments", TypeError):
-            policy = found()
-        if not isinstance(policy, Policy):
-            raise EsperError(
-                f"policy {shown(parsed.text)}: {type(policy).__name__} is not an esper.Policy; "
-                f"derive its class from that"
-            )
-        return policy
-
-    return make
+    identity = Identity(f"own:{parsed.name}", Limits.of(spec, population), digest)
+    return PolicyEntry(parsed, spec, identity, own=make)
 
 
 def planted_limits(spec: TaskSpec) -> Limits:

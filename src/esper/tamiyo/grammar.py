@@ -87,6 +87,8 @@ DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
     ),
 }
 """Description and example of each scripted policy."""
+EXAMPLE_FLAGS: Final[dict[str, str]] = {"restart": """ --contexts '{"actions": "grow+restart"}'"""}
+"""What `esper train` needs beside an example."""
 WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
 """Policies that can be built on their own."""
 BLIND: Final = "blind"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from esper.compare.host_runs import draw_limits
 from esper.scripts.train.config import Train
 from esper.scripts.train.recording import (
     event_files,
@@ -69,6 +70,10 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
         folder, config.training, RunPolicy.of(config.parsed), resume, config.keep_members
     )
     engine = VectorizedEngine(longer, config.training.engine_config(), data=data)
+    whole = None  # contexts are drawn for all blueprints, as in a comparison
+    if longer.blueprints != spec.blueprints:
+        whole = draw_limits(spec, config.population, data)
+    engine.context.limits = whole or engine.context.limits
     length = longer.episode_length / spec.episode_length
     timer, events = StepTimer(), recording.telemetry_dir or folder.path
     live = LiveProgress(config.rounds, "storing the round")
