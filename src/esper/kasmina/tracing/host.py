@@ -306,16 +306,16 @@ def _differing_mode(
     model, other = copy.deepcopy(base), copy.deepcopy(base)
     traced.additions.install(other)
     graph = fx.GraphModule(other, traced.graph)
-    failing = user_code(f"{type(base).__name__} fails on the example")
     for mode in _MODES:
         model.train(mode == "training")
         other.train(mode == "training")
-        given = [[value.clone() for value in values] for _ in range(2)]
+        given, same = ([value.clone() for value in values] for _ in range(2))
+        failing = user_code(f"{type(base).__name__} fails on the example")
         with torch.no_grad(), kept_random_state(), failing:
-            expected = pick_output(inputs.call(model, given[0]), output)
+            expected = pick_output(inputs.call(model, given), output)
         with torch.no_grad(), kept_random_state():
-            found = inputs.call(graph.forward, given[1])
-        if any(value._version for value in given[1]):
+            found = inputs.call(graph.forward, same)
+        if any(value._version for value in same):
             copy_inputs(traced.graph, inputs)
             graph.recompile()
         if found.shape != expected.shape or not torch.allclose(
