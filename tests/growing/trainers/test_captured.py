@@ -5,6 +5,7 @@ On a CPU, with a fake GPU; tests/cuda/test_captured_runs.py has the same promise
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 from functools import partial
@@ -25,7 +26,7 @@ from captured_support import (
     table_data,
     train_all,
 )
-from esper.growing.trainers import captured, lanes
+from esper.growing.trainers import captured, feeds, lanes
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
 from esper.growing.trainers.draws import KeyedDraws
@@ -201,6 +202,35 @@ def test_batches_from_the_host_are_copied_to_fixed_addresses():
         (expected,), labels = order.batch(number)
         assert torch.equal(values, expected)
         assert torch.equal(targets, labels)
+
+
+def test_a_batch_that_is_on_the_device_is_copied_from_there(monkeypatch):
+    """A device without an index is the same one as its tensors say with one."""
+    monkeypatch.setattr(feeds, "_Slot", None)  # for batches of the host
+    order = ResidentOrder(TASK.train, 16, seed=1)
+    feed = HostFeed(order, torch.device("cpu", 0), channels_last=False)
+    assert feed.ready(0) == 1
+    assert torch.equal(feed.batch()[1], order.batch(0)[1])
+
+
+@pytest.mark.parametrize("way", ["eager", "captured"])
+def test_whoever_computes_with_a_stream_waits_for_its_copy_and_holds_its_memory(
+    tmp_path, monkeypatch, way
+):
+    waited, held, reading = [], [], object()
+    lane = SimpleNamespace(wait_stream=waited.append)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: lane)
+    monkeypatch.setattr(Tensor, "record_stream", lambda part, stream: held.append(stream))
+    reader = StreamReader(Endless(), TASK.inputs, 0, CPU)
+    monkeypatch.setattr(reader, "_side", reading)
+    program = Program(make_job(mlp, 0, tmp_path), replace(TASK, train=reader))
+    if way == "eager":
+        program.step_eager()
+    else:
+        program.make_feed().ready(0)
+    assert waited == [reading]
+    assert held == [lane, lane], "inputs and targets"
 
 
 @pytest.mark.parametrize(
