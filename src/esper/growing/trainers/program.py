@@ -20,7 +20,7 @@ from esper.growing.trainers.augment import NONE, Augmentation
 from esper.growing.trainers.average import Average, named_state
 from esper.growing.trainers.data import Batch, ResidentOrder, StreamReader
 from esper.growing.trainers.determinism import tolerate_others
-from esper.growing.trainers.draws import Generators, KeyedDraws
+from esper.growing.trainers.draws import Generators, KeyedDraws, may_draw_on_host
 from esper.growing.trainers.feeds import Feed, HostFeed, ResidentFeed
 from esper.growing.trainers.job import Job, Outcome, Running
 from esper.growing.trainers.kind import PLAIN, Kind, gather, laid_out
@@ -71,6 +71,7 @@ class Program:
         self.total = torch.zeros((), device=task.device)
         """Sum of the losses since the last point of the curve."""
         self._generators = Generators(job.seed, task.device)
+        self._draws_on_host = not task.is_built_in or may_draw_on_host(self.network)
         site = kind.site
         self._draws = None if site is None else KeyedDraws(job.seed, site, task.device)
         name = job.recipe.augment
@@ -130,11 +131,9 @@ class Program:
         values, targets = self._eager_batch(number)
         values = self._augmented(values, number)
         if self.kind.seeded:
-            self._generators.begin(number)
+            self._generators.begin(number, self._draws_on_host)
         self.set_rate(number)
         self.update(values, targets, number)
-        if self.kind.seeded:
-            self._generators.end()
         self.trained = number + 1
 
     def _eager_batch(self, number: int) -> Batch:
