@@ -95,7 +95,9 @@ class ShardedTrainer:
         precision = "bfloat16" if self.task.amp else "float32"
         size = self.ranks.size
         trainer = f"sharded over {size} rank{'s' * (size > 1)}"
-        return How(device=str(self.task.device), trainer=trainer, precision=precision)
+        device = self.task.device
+        exact = device.type == "cpu"  # on GPUs the kernels of ranks are not the deterministic ones
+        return How(device=str(device), trainer=trainer, precision=precision, bitwise=exact)
 
     def close(self) -> None:
         """Nothing is left to end: the ranks belong to the process."""
