@@ -41,7 +41,7 @@ from esper.growing.recipes import (
     fewer_samples,
     longest_run,
 )
-from esper.growing.refit import Refit
+from esper.growing.refit import Refit, train_on
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
 from esper.growing.search import Search
@@ -49,7 +49,6 @@ from esper.growing.settings import WHERE, GrowSettings
 from esper.growing.trainers.augment import NONE, check_augmentation, levels
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
-from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Trainer
 from esper.growing.trainers.own_training import OWN, OwnTraining
 from esper.growing.trainers.probe import batch_seconds
@@ -492,9 +491,8 @@ class GrowRun:
         names = [variant.name for variant in self.networks.variants]
         variant = self.networks.variants[names.index(record.variant)]
         build = partial(variant.build, record.topology, record.seed)
-        job = Job(0, build, recipe, record.seed, judged=False)
-        trainer = EagerTrainer(replace(self.task, train=data))
-        (outcome,) = trainer.train(iter([job]), lambda _: time.monotonic() > until)
+        jobs = iter([Job(0, build, recipe, record.seed, judged=False)])
+        (outcome,) = train_on(self.task, data, jobs, lambda _: time.monotonic() > until)
         if outcome.trained < recipe.batches:
             return None
         network = variant.build(record.topology, record.seed)
