@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import esper
 from esper.growing.folder import GrowFolder, read_table
@@ -21,11 +22,11 @@ X = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(90) % 3
 
 
-def mlp(hidden: int = 5, seed: int = 0) -> nn.Module:
+def mlp(hidden: int = 5, seed: int = 0, kind: type[nn.Module] = nn.ReLU) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+            nn.Linear(4, hidden), kind(), nn.Linear(hidden, hidden), nn.ReLU(),
             nn.Linear(hidden, 3),
         )  # fmt: skip
 
@@ -63,6 +64,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ({"train": (X, (Y + 1) % 3)}, "data"),
         ({"sample_weights": torch.arange(90) + 1.0}, "data"),
         ({"model": mlp(6)}, "model"),
+        ({"model": mlp(kind=nn.GELU)}, "model"),
         ({"model": mlp(seed=1)}, "starting weights"),
         ({"model": mlp}, "starting weights"),
         ({"class_weights": None}, "class_weights"),
@@ -103,6 +105,54 @@ def test_another_loss_is_refused(tmp_path):
     first = grow(tmp_path, **numbers, loss="mse")
     text = refused(lambda: grow(tmp_path, **numbers, loss="mae", resume=first.folder))
     assert "with other loss (mse, now mae)" in text
+
+
+def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean()
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+def stepped(model: nn.Module, batch: Any) -> Tensor:
+    return absolute(model(batch[0]), batch[1])
+
+
+def slower(optimizer: Any, batches: int, factor: float = 0.5) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 5, factor)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"loss": absolute}, {"loss": squared}),
+        ({"metric": lambda o, t: float((o - t).abs().mean())},
+         {"metric": lambda o, t: float((o - t).abs().max())}),
+        ({"train_step": stepped}, {"train_step": lambda m, b: 2 * absolute(m(b[0]), b[1])}),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.01)},
+         {"optimizer": partial(torch.optim.SGD, lr=0.02)}),
+        ({"scheduler": slower}, {"scheduler": partial(slower, factor=0.1)}),
+    ],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_another_function_under_the_same_name_is_refused(tmp_path, one, other):
+    (name,), (function,) = one, other.values()
+    function.__name__ = getattr(one[name], "__name__", "partial")
+    numbers = {"train": (X, X[:, :3]), "class_weights": None, "label_smoothing": "auto",
+               "widths": (), "sample_weights": None}  # fmt: skip
+    first = grow(tmp_path, **numbers, **one)
+    text = refused(lambda: grow(tmp_path, **numbers, **other, resume=first.folder))
+    assert f"with other {name} (code " in text
+    assert str(grow(tmp_path, **numbers, **one, resume=first.folder)) == str(first)
+
+
+def test_another_python_is_named_where_code_differs(whole, monkeypatch):
+    given = dict(esper.GrowResult.load(whole.folder).info.versions)
+    monkeypatch.setattr("esper.growing.run.versions", lambda: ((*given.items(),
+                                                                ("python", "3.99.1"))))  # fmt: skip
+    text = refused(lambda: grow(whole.folder.parent, resume=whole.folder, seed=1))
+    assert text.endswith(f"give the same under Python {given['python']}, or start a new run")
 
 
 def test_the_same_settings_train_nothing_again(whole, monkeypatch):

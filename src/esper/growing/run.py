@@ -552,11 +552,14 @@ class GrowRun:
         before, later = read_info(path), dict(now.settings)
         given = [(name, old, later.get(name)) for name, old in before.settings if name not in WHERE]
         found = [(text, getattr(before, name), getattr(now, name)) for name, text in FOUND.items()]
+        python = dict(before.versions).get("python", "")
+        other = python.split(".")[:2] != dict(now.versions)["python"].split(".")[:2]
+        same = f"the same under Python {python}" if other else "the same"
         for text, old, new in (*given, *found):
             if old != new:
                 raise EsperError(
                     f"resume {path}: it was started with other {text} ({str(old)[:40]}, now "
-                    f"{str(new)[:40]}); give the same, or start a new run"
+                    f"{str(new)[:40]}); give {same}, or start a new run"
                 )
         return replace(before, budget=now.budget, runs=now.runs)
 

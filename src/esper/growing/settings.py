@@ -237,4 +237,13 @@ def _text(value: Any) -> str:
         return ", ".join(map(_text, value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.17g}"
-    return getattr(value, "__name__", type(value).__name__) if callable(value) else str(value)
+    return _function_text(value) if callable(value) else str(value)
+
+
+def _function_text(function: Any) -> str:
+    """A function by its code, and its name."""
+    from esper.growing.digests import function_digest
+
+    named = getattr(function, "func", function)  # of a partial
+    name = getattr(named, "__name__", type(named).__name__)
+    return f"code {function_digest(function)[:12]} of {name}"
