@@ -163,7 +163,9 @@ class WorkerTrainer:
                     self._start_workers()
                 if run is None and not stopped:
                     run = self._begin(waiting)
-                self._answer(waiting, stopped or (run is not None and bool(run.program.job.threads)))
+                self._answer(
+                    waiting, stopped or (run is not None and bool(run.program.job.threads))
+                )
                 if run is None and not self._busy(waiting, stopped):
                     return
                 ended = self._advance(run)
