@@ -83,7 +83,6 @@ def contents(folder: Path) -> dict[str, bytes]:
         ({"widths": (0.5, 2.0)}, "widths"),
         ({"seed": 1}, "seed"),
         ({"metric": "balanced_accuracy"}, "metric"),
-        ({"policy": "random"}, "policy"),
         ({"amp": True}, "amp"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
@@ -157,7 +156,7 @@ def test_another_python_is_named_where_code_differs(whole, monkeypatch):
 
 def test_the_same_settings_train_nothing_again(whole, monkeypatch):
     monkeypatch.setattr(Program, "run_eager", lambda self: pytest.fail("trained"))
-    again = grow(whole.folder.parent, resume=whole.folder, policy="auto", widths=[0.5])
+    again = grow(whole.folder.parent, resume=whole.folder, widths=[0.5])
     assert same_weights(again, whole)
     assert str(again) == str(whole)
 

@@ -391,7 +391,6 @@ class GrowRun:
                 lower_is_better=not metric.higher_is_better,
                 worst=float(metric.merit(self.constant)),
                 best=float(metric.merit(metric.best)),
-                policy=settings.search_policy,
                 inherit=settings.inherit,
                 timed=timed,
                 early=timed and self.trainer.prioritises,
