@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.growing.folder import GrowFolder, read_table
+from esper.growing.run import GrowRun
 from esper.growing.trainers.program import Program
 from grow_support import every_batch, runs_of, same_weights
 from support import refused
@@ -144,6 +145,33 @@ def test_another_function_under_the_same_name_is_refused(tmp_path, one, other):
     text = refused(lambda: grow(tmp_path, **numbers, **other, resume=first.folder))
     assert f"with other {name} (code " in text
     assert str(grow(tmp_path, **numbers, **one, resume=first.folder)) == str(first)
+
+
+class Counting:
+    """A metric that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> float:
+        self.calls += 1
+        return float((outputs - targets).abs().mean())
+
+
+def test_what_functions_count_while_speed_is_measured_is_no_other_code(tmp_path, monkeypatch):
+    numbers = {"train": (X, X[:, :3]), "class_weights": None, "label_smoothing": "auto",
+               "widths": (), "sample_weights": None,
+               "budget": esper.Budget(host_runs=1, minutes=1)}  # fmt: skip
+    first = grow(tmp_path, **numbers, metric=Counting())
+    probe = GrowRun._probe
+
+    def slower(run: GrowRun) -> float:
+        run.settings.metric.calls += 5
+        return probe(run)
+
+    monkeypatch.setattr(GrowRun, "_probe", slower)
+    again = grow(tmp_path, **numbers, metric=Counting(), resume=first.folder)
+    assert again.best.val_score == first.best.val_score
 
 
 def test_another_python_is_named_where_code_differs(whole, monkeypatch):

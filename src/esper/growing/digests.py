@@ -12,18 +12,20 @@ import hashlib
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
 from pathlib import PurePath
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
-from esper.growing.data.parts import tensor_digest
-from esper.kasmina.tracing import HostTrace
+from esper.tasks.row_terms import dtype_name
+
+if TYPE_CHECKING:
+    from esper.kasmina.tracing import HostTrace
 
 _PLAIN: Final = (
     int, float, complex, str, bytes, range, slice, types.NoneType, types.EllipsisType, PurePath,
@@ -45,6 +47,8 @@ def model_digest(trace: HostTrace) -> str:
 
     Of a traced one it is the graph, whatever its code looks like.
     """
+    from esper.kasmina.tracing.hooks import HookPlan
+
     model = trace.factory()
     tensors = [
         (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
@@ -52,11 +56,22 @@ def model_digest(trace: HostTrace) -> str:
     ]
     description = _Description(values=False)
     plan = trace.plan
-    if trace.hooked:
+    if isinstance(plan, HookPlan):
         return _hashed((tensors, description.of(model)))
     constants = tensor_digest(sorted(plan.additions.constants.items()))
     graphs = [list(description.nodes(graph, model)) for graph in plan.graphs]
     return _hashed((tensors, constants, graphs))
+
+
+def tensor_digest(named: Iterable[tuple[str, Tensor]], other: str = "") -> str:
+    """SHA-256 over names, shapes, dtypes and contents of tensors."""
+    digest = hashlib.sha256(other.encode())
+    for name, value in named:
+        digest.update(f"{name} {tuple(value.shape)} {dtype_name(value)}\n".encode())
+        # As bytes: numpy has no bfloat16.
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _hashed(description: object) -> str:

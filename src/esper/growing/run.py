@@ -19,8 +19,9 @@ from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
-from esper.growing.data.parts import GrowPart, tensor_digest
+from esper.growing.data.parts import GrowPart
 from esper.growing.data.streams import StreamSource
+from esper.growing.digests import tensor_digest
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table
 from esper.growing.ladder import MAX_SHARE, Ladder
 from esper.growing.mirrors import look_alike_mirrored
@@ -133,6 +134,7 @@ class GrowRun:
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
         self.networks = Networks(problem, settings, budget, self.device.type, size)
+        self._given = settings.record()  # before a probe calls functions that may count it
 
     def _own_training(self) -> OwnTraining:
         """What of the training is the user's."""
@@ -546,7 +548,7 @@ class GrowRun:
             clip=settings.clip or 0.0,
             full_length=self.full.batches,
             higher_is_better=problem.metric.higher_is_better,
-            settings=settings.record(),
+            settings=self._given,
             encoding=problem.data.encoding,
             host_latency=self._base_latency,
         )
