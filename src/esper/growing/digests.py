@@ -59,8 +59,7 @@ def model_digest(trace: HostTrace) -> str:
     if isinstance(plan, HookPlan):
         return _hashed((tensors, description.of(model)))
     constants = tensor_digest(sorted(plan.additions.constants.items()))
-    graphs = [list(description.nodes(graph, model)) for graph in plan.graphs]
-    return _hashed((tensors, constants, graphs))
+    return _hashed((tensors, constants, list(description.nodes(plan.graph, model))))
 
 
 def tensor_digest(named: Iterable[tuple[str, Tensor]], other: str = "") -> str:

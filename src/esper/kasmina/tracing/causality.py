@@ -36,12 +36,12 @@ def is_causal(
     values = inputs.batch(example, BATCHES[1])
     probe = _Probe(model, graph, places, inputs, values)
     out = probe.out()
-    sizes: dict[fx.Node | None, int] = dict(probe.positions)
+    sizes: dict[fx.Node | None, int] = {place: n for place, n in probe.positions.items()}
     axes = [axis for axis in range(1, out.ndim) if out.shape[axis] in sizes.values()]
     if not axes:
         return out.ndim > 2
     if len(values) == 1 and values[0].ndim > 1:  # several inputs have no positions in common
-        sizes = {None: values[0].shape[1]} | sizes
+        sizes = {None: values[0].shape[1], **sizes}
     return not all(
         any(
             _reads_ahead(probe, place, out, axis)
