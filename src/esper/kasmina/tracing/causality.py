@@ -36,7 +36,7 @@ def is_causal(
     values = inputs.batch(example, BATCHES[1])
     probe = _Probe(model, graph, places, inputs, values)
     out = probe.out()
-    sizes: dict[fx.Node | None, int] = {place: n for place, n in probe.positions.items()}
+    sizes = probe.positions
     axes = [axis for axis in range(1, out.ndim) if out.shape[axis] in sizes.values()]
     if not axes:
         return out.ndim > 2
@@ -64,7 +64,7 @@ class _Probe(fx.Interpreter):
         values: list[Tensor],
     ) -> None:
         super().__init__(model, graph=graph)
-        self.positions = dict.fromkeys(places, 0)
+        self.positions: dict[fx.Node | None, int] = dict.fromkeys(places, 0)
         """Place -> number of its positions; known after a run."""
         self._inputs, self._values = inputs, values
         self._place: fx.Node | None = None
