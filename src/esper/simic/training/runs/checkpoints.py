@@ -74,11 +74,11 @@ def best_round(history: Sequence[RoundRecord], varied: bool = False) -> RoundRec
     return max(scored, key=lambda record: record.mean_score, default=None)
 
 
-def run_tally(history: Sequence[RoundRecord], varied: bool = False) -> RunTally:
-    """Progress counters for the telemetry listener of a resumed run; `varied`: as above."""
+def run_tally(history: Sequence[RoundRecord]) -> RunTally:
+    """Progress counters for the telemetry listener of a resumed run."""
     if not history:
         return RunTally()
-    best, last = best_round(history, varied), history[-1]
+    best, last = best_round(history), history[-1]
     score = math.nan if best is None else best.mean_score
     return RunTally(last.round_index + 1, last.episodes_done, score)
 
