@@ -101,8 +101,8 @@ class TelemetryListener:
         anomalies: AnomalyConfig | None = None,
         ranked: bool = True,
     ) -> None:
-        """`ranked`: scores of rounds compare, so that one is the best; if not, that of `tally`, from
-        an older session, is forgotten."""
+        """`ranked`: scores of rounds compare, so that one is the best; if not, that of `tally`,
+        from an older session, is forgotten."""
         self.hub, self._ranked = hub, ranked
         self.config = config
         self.device = device
