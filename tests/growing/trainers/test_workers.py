@@ -123,7 +123,7 @@ def jobs_in(folder: Path, count: int = 6, batches: int = 40) -> list[Job]:
 
 @pytest.mark.parametrize(("seconds", "cores", "workers"), [(19, 16, 0), (20, 16, 15), (1e6, 1, 0)])
 def test_short_searches_and_single_cores_have_no_workers(monkeypatch, seconds, cores, workers):
-    monkeypatch.setattr("esper.growing.trainers.choose._cores", lambda: cores)
+    monkeypatch.setattr("esper.growing.trainers.choose.cores", lambda: cores)
     monkeypatch.setattr("esper.growing.trainers.choose.free_bytes", lambda device: math.inf)
     assert trainer_for(make_task(), seconds, Ranks()).at_once == 1 + workers
 

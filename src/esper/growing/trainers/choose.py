@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Final
 
 import torch
 
 from esper.device.memory import free_bytes
+from esper.device.threads import cores
 from esper.growing.ranks import Ranks, ShardRanks
 from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Trainer
@@ -48,7 +48,7 @@ def trainer_for(
         if len(devices) == 1 or task_form(task)[0] is None:
             return process_trainer(task)
         return WorkerTrainer(task, trains=False, devices=devices)
-    count = min(_cores() - 1, int(min(free_bytes(task.device) / WORKER_BYTES, 1024)))
+    count = min(cores() - 1, int(min(free_bytes(task.device) / WORKER_BYTES, 1024)))
     # How long a search without a limit takes shows when it has taken long.
     after = START_SECONDS if math.isinf(seconds) else 0.0
     return WorkerTrainer(task, count, after=after)  # one thread, also without workers: same bits
@@ -72,11 +72,3 @@ def _on_ray(task: Task, jobs: JobSettings) -> Trainer:
     transport = RayTransport(task, jobs)
     count = jobs.processes if jobs.processes > 1 else max(1, transport.cpus)
     return WorkerTrainer(task, count, trains=False, transport=transport)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
