@@ -20,7 +20,7 @@ from esper.growing.budget import Budget
 from esper.growing.clock import REPORT_SECONDS, REPORT_SHARE, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged
-from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from search_support import (
     HOW,
     RECIPE,
@@ -186,6 +186,39 @@ def test_a_kill_at_any_write_costs_no_bit(small, tmp_path, monkeypatch, seconds)
         assert results(disk) == small, at
         at += 1
     assert at > 15
+
+
+class Saving(CountingTrainer):
+    """Saves every run half way."""
+
+    def _run(self, job: Job, tick: Tick) -> Outcome:
+        if job.checkpoint is not None and not job.checkpoint.exists():
+            half = job.recipe.batches // 2 // 4 * 4
+            super()._run(job, lambda running: running[0].trained >= half)
+        return super()._run(job, tick)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.inf], ids=["every run", "every rung"])
+def test_a_checkpoint_stays_until_the_table_says_that_its_run_is_over(
+    small, tmp_path, monkeypatch, seconds
+):
+    monkeypatch.setattr("esper.growing.search.TABLE_SECONDS", seconds)
+    at, dead = 0, True
+    while dead:
+        home = tmp_path / str(at)
+        home.mkdir()
+        disk, first, second = Disk(home, fails=at), Saving(), Saving()
+        try:
+            make_search(disk, runs=SMALL, trainer=first).run(Table())
+            dead = False
+        except Killed:
+            make_search(disk, runs=SMALL, trainer=second).run(disk.read())
+        half = {one.number: one.recipe.batches // 2 // 4 * 4 for one in disk.read().rows}
+        times = Counter(first.trained + second.trained)
+        assert all(one == 1 or batch >= half[n] for (n, batch), one in times.items()), at
+        assert results(disk) == small, at
+        assert not list(home.iterdir()), "no checkpoint is left"
+        at += 1
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------

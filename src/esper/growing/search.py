@@ -94,7 +94,11 @@ class Search:
         self._store, self._printer, self._ranks = store, printer, ranks
         self._saved_at = -math.inf
         self._interrupted = False
+        self._unsaved = False
+        """Whether a row has changed since the table was written."""
         self._forgotten: list[int] = []
+        self._over_with: list[int] = []
+        """Finished runs whose checkpoints go once the table that says so is written."""
         self._start_up = 0.0
         """Seconds before the first batches of the last runs, by a probe."""
         self._running: dict[int, Running] = {}
@@ -112,7 +116,9 @@ class Search:
     def run(self, table: Table) -> bool:
         """Search; returns whether it came to an end, and was not interrupted."""
         self.table = replace(table, ended="")
-        self._forgotten = [row.number for row in finished(table.rows) if not row.saved]
+        done = finished(table.rows)
+        self._forgotten = [row.number for row in done if not row.saved]
+        self._over_with = [row.number for row in done]
         self._forget()
         with noted([signal.SIGINT], self._interrupt), self._ranks.interruptible():
             while not self._over():
@@ -388,6 +394,7 @@ class Search:
     def _tick(self, running: Sequence[Running]) -> bool:
         self._running = {one.number: one for one in running}
         self._printer.on_tick(self, running)
+        self._save_now_and_then()
         return self._interrupted or self._over()
 
     def _record(self, outcome: Outcome) -> None:
@@ -416,15 +423,14 @@ class Search:
         )
         self._replace([fresh])
         if done:
-            self._store.checkpoint(outcome.number).unlink(missing_ok=True)
-        if time.monotonic() - self._saved_at > TABLE_SECONDS:
-            self._save()
+            self._over_with.append(outcome.number)
+        self._save_now_and_then()
 
     def _replace(self, fresh: Sequence[Row]) -> None:
         rows = list(self.table.rows)
         for row in fresh:
             rows[row.number] = row
-        self.table = replace(self.table, rows=tuple(rows))
+        self.table, self._unsaved = replace(self.table, rows=tuple(rows)), True
 
     def _forget(self) -> None:
         """Note the runs that can be neither returned nor grown from: their weights are not needed.
@@ -453,7 +459,15 @@ class Search:
     def _save(self) -> None:
         self.table = replace(self.table, seconds=self.clock.seconds)
         self._store.save_table(self.table)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._unsaved = time.monotonic(), False
+        for number in self._over_with:
+            self._store.checkpoint(number).unlink(missing_ok=True)
+        self._over_with.clear()
+
+    def _save_now_and_then(self) -> None:
+        """Save a table that has changed, unless that was done a moment ago."""
+        if self._unsaved and time.monotonic() - self._saved_at > TABLE_SECONDS:
+            self._save()
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
