@@ -175,7 +175,9 @@ class Disk:
         self.tables += 1
         self._write(lambda: setattr(self, "table", table))
 
-    def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
+    def save_weights(
+        self, number: int, weights: Mapping[str, Tensor], under_way: bool = False
+    ) -> None:
         self._write(lambda: self.weights.__setitem__(number, dict(weights)))
 
     def drop_weights(self, number: int) -> None:

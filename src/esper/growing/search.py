@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from esper.growing.budget import Budget
@@ -64,7 +65,7 @@ MAX_REFUSED: Final = 3
 JUDGED_EVERY: Final = 5.0
 """Seconds after which a long run is judged on the way, so that the best so far is a good one."""
 JUDGED_SHARE: Final = 0.04
-"""Of the time, that this may take."""
+"""Of the time, that judging, and writing what was judged, may take."""
 MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
@@ -101,6 +102,8 @@ class Search:
         """Finished runs whose checkpoints go once the table that says so is written."""
         self._start_up = 0.0
         """Seconds before the first batches of the last runs, by a probe."""
+        self._writing: list[float] = []
+        """Seconds that weights took to be written, each time."""
         self._running: dict[int, Running] = {}
         """Runs under way, at the last tick."""
         self._before: dict[int, int] = {}
@@ -345,7 +348,8 @@ class Search:
         judging = self.clock.judging
         if judging is None or self._ranks.size > 1:
             return 0.0
-        every = max(JUDGED_EVERY, judging / JUDGED_SHARE)
+        writing = median(self._writing) if self._writing else 0.0
+        every = max(JUDGED_EVERY, (judging + writing) / JUDGED_SHARE)
         return every if self.clock.predict(row) >= 2 * every else 0.0
 
     def _beside_first(self) -> Iterator[Row]:
@@ -407,7 +411,9 @@ class Search:
         # A run that was cut may have outputs that are not finite yet: BatchNorm, a few batches in.
         lost = not all(math.isfinite(loss) for _, loss in outcome.curve)
         done = lost or outcome.trained >= row.recipe.batches
-        self._store.save_weights(outcome.number, outcome.weights)
+        began = time.monotonic()
+        self._store.save_weights(outcome.number, outcome.weights, under_way=outcome.under_way)
+        self._writing.append(time.monotonic() - began)
         fresh = replace(
             row,
             status="finished" if done else "cut",
