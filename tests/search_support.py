@@ -243,6 +243,10 @@ class Watcher:
         self.saved: list[int] = []
         self.fails_at: int | None = None
         self.on_batch: Callable[[Search], None] | None = None
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
 
     def on_tick(self, search: Search, running: Sequence[Running]) -> None:
         if self.on_batch is not None:

@@ -20,7 +20,7 @@ from esper.growing.refit import MAX_SHARE, PROGRESS, Refit, _at_the_end, _has_le
 from esper.growing.runs import Row
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
-from esper.growing.trainers.job import Outcome
+from esper.growing.trainers.job import Outcome, failed_outcome
 from esper.growing.trainers.task import Task
 from esper.tasks.metric_forms import Metric
 from search_support import HOW, RECIPE, row
@@ -256,6 +256,29 @@ def test_a_refit_is_the_run_of_its_row_on_both_parts_for_as_many_epochs(monkeypa
     half = Refits(monkeypatch, n0=torch.tensor(0))
     assert half.weights(searched(0), searched(1)) == {0, 1}
     assert [job.number for job in half.jobs] == [1], "what is missing"
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        (lambda job: failed_outcome(job, torch.device("cpu"), "out of memory"), "(out of memory)"),
+        (lambda job: 1 / 0, "(ZeroDivisionError"),
+    ],
+)
+def test_a_refit_that_fails_leaves_the_networks_as_they_were(monkeypatch, fails, said):
+    some = Refits(monkeypatch)
+    good = some._train
+
+    def train(jobs, tick):
+        first, second = jobs
+        yield from good([first], tick)
+        yield fails(second)
+
+    monkeypatch.setattr(some, "_train", train)
+    assert some.weights(searched(0), searched(1)) == {0}
+    (line,) = some.said
+    assert line.startswith(f"a refit failed {said}")
+    assert line.endswith("the weights of the search are kept")
 
 
 @pytest.mark.parametrize(("left", "reserved", "done"), [(28.0, 0.0, True), (26.0, 0.0, False),

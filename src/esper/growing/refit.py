@@ -6,8 +6,10 @@ weights that have learnt less than those of the search are dropped.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -25,7 +27,9 @@ from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Job, Outcome, Running
 from esper.growing.trainers.task import Task
+from esper.leyline.user_errors import format_error
 
+_log: Final = logging.getLogger(__name__)
 MAX_SHARE: Final = 0.15
 """Share of the time that it may take; where it would take more, there is none."""
 SLACK: Final = 1.1
@@ -71,14 +75,15 @@ class Refit:
             return found
         self._printer.phase("refit on training and validation samples")
         by_number = {row.number: row for row in missing}
-        with noted([signal.SIGINT], self._stop):
+        with noted([signal.SIGINT], self._stop), costs_nothing(self._printer.say):
             for outcome in self._train(missing, all_rows):
                 row = by_number[outcome.number]
                 if not self._stopped and _has_learnt(row, outcome):
                     found[row.number] = dict(outcome.weights)
                     self._folder.save_weights(row.number, outcome.weights, refit=True)
                 else:
-                    why = "was stopped" if self._stopped else "has learnt less"
+                    why = f"failed ({outcome.failed})" if outcome.failed else "has learnt less"
+                    why = "was stopped" if self._stopped else why
                     self._printer.say(f"a refit {why}: the weights of the search are kept")
         return found
 
@@ -110,6 +115,16 @@ class Refit:
             trained, length = running[0].trained, running[0].batches
             self._printer.phase(f"refit, {trained:,} of {length:,} batches")
         return self._stopped or self._clock.left + self._clock.reserved <= 0
+
+
+@contextlib.contextmanager
+def costs_nothing(say: Callable[[str], None]) -> Iterator[None]:
+    """Whatever fails inside the block, a refit, the result of the search is there without it."""
+    try:
+        yield
+    except Exception as error:
+        _log.info("a refit failed", exc_info=True)
+        say(f"a refit failed ({format_error(error)}): the weights of the search are kept")
 
 
 def refit_recipe(recipe: Recipe, train: int, val: int) -> Recipe:

@@ -24,8 +24,8 @@ from esper.growing.ladder import Ladder, numbered
 from esper.growing.networks import Networks
 from esper.growing.proposals import FULL_RUNG
 from esper.growing.ranks import ONE_PROCESS, Ranks, noted
-from esper.growing.runs import Row, Table, finished, known
-from esper.growing.trainers.job import Job, Outcome, Running, Trainer
+from esper.growing.runs import Row, Table, finished, known, out_of_reach
+from esper.growing.trainers.job import Job, Outcome, Running, Trainer, untrainable
 from esper.growing.trainers.probe import batch_seconds
 from esper.plotting.pareto import validation_front
 
@@ -279,6 +279,8 @@ class Search:
         """
         if row.number == 0 or row.trained:
             return self.clock.left > 0 or not row.trained
+        if out_of_reach(row, self.table.rows):
+            return False
         compute = self.runs + row.cost * row.recipe.batches / self.ladder.full
         return compute <= self.most_runs * (1 + 1e-6) and self.clock.fits(row)
 
@@ -373,7 +375,8 @@ class Search:
             return
         refused = 0
         for row in self.ladder.meanwhile(self.table):
-            if self.clock.beside(row) <= self._longest() and self.clock.fits(row):
+            in_time = self.clock.beside(row) <= self._longest() and self.clock.fits(row)
+            if in_time and not out_of_reach(row, self.table.rows):
                 numbered = replace(row, number=len(self.table.rows))
                 self._add([numbered])
                 yield numbered
@@ -404,6 +407,9 @@ class Search:
     def _record(self, outcome: Outcome) -> None:
         """Write what became of a run into the table, its weights before that."""
         row = self.table.rows[outcome.number]
+        if outcome.failed:
+            self._give_up(row, outcome)
+            return
         if not outcome.under_way:
             before = self._before.get(outcome.number, row.trained)
             now = replace(row, trained=before)
@@ -430,6 +436,23 @@ class Search:
         self._replace([fresh])
         if done:
             self._over_with.append(outcome.number)
+        self._save_now_and_then()
+
+    def _give_up(self, row: Row, outcome: Outcome) -> None:
+        """A run that cannot be trained ends as one that diverged; one that was judged before stays
+        as it was then. The model as given has to be trained.
+        """
+        if row.number == 0:
+            raise untrainable(row.recipe.batch_size, outcome.failed)
+        self.clock.give_up(row)
+        over = replace(row, status="finished", how=outcome.how, at=self.clock.seconds)
+        if not row.saved:
+            over = replace(over, trained=0, diverged=True)
+        self._replace([over])
+        self._over_with.append(row.number)
+        self._printer.say(
+            f"run {row.number} cannot be trained: {outcome.failed}; the search goes on without it"
+        )
         self._save_now_and_then()
 
     def _replace(self, fresh: Sequence[Row]) -> None:

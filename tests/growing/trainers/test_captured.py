@@ -5,6 +5,7 @@ On a CPU, with a fake GPU; tests/cuda/test_captured_runs.py has the same promise
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from functools import partial
@@ -31,9 +32,12 @@ from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
 from esper.growing.trainers.draws import KeyedDraws
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
+from esper.growing.trainers.job import Outcome
 from esper.growing.trainers.kind import PLAIN, kind_key
 from esper.growing.trainers.kinds import Kinds
+from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.program import Program
+from esper.growing.trainers.workers import WorkerTrainer
 from esper.kasmina.layers.random_layers import Site
 from esper.leyline.errors import EsperError
 
@@ -433,10 +437,63 @@ def test_a_run_that_finds_no_memory_waits_for_another_to_end(tmp_path, monkeypat
     assert digest(found[5]) == reference(jobs[5])
 
 
-def test_a_run_that_does_not_fit_alone_is_one_clear_line(tmp_path, monkeypatch):
-    machine = Tight(0, monkeypatch)
-    with pytest.raises(EsperError, match=r"out of memory on cpu with one network"):
-        train_all(CapturedTrainer(TASK, machine=machine), jobs_of(tmp_path, count=2))
+class Huge(nn.Module):
+    """There is no memory for a batch of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+
+TRAINERS = {
+    "captured": lambda task: CapturedTrainer(task, machine=FakeMachine()),
+    "eager": EagerTrainer,
+    "this process": WorkerTrainer,
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_that_does_not_fit_alone_ends_and_the_others_are_as_ever(tmp_path, name, first):
+    jobs = jobs_of(tmp_path, count=5)
+    alone = train_all(TRAINERS[name](TASK), jobs_of(tmp_path, count=5))
+    taken = list[int]()
+
+    def queue():
+        for job in (huge, *jobs) if first else (*jobs, huge):
+            taken.append(job.number)
+            yield job
+
+    huge = make_job(Huge, 9, tmp_path)
+    found = dict[int, Outcome]()
+    for one in TRAINERS[name](TASK).train(queue(), never):
+        if first and not found:
+            assert taken == [9], "who made the jobs may learn from it before the next"
+        found[one.number] = one
+    lost = found.pop(9)
+    assert (lost.failed, lost.how.note, lost.trained, lost.finite) == (
+        "out of memory", "out of memory", 0, False,
+    )  # fmt: skip
+    assert {n: digest(one) for n, one in found.items()} == {n: digest(o) for n, o in alone.items()}
+    assert not any(one.failed for one in found.values())
+
+
+def test_all_room_is_used_again_after_a_run_that_does_not_fit(tmp_path, monkeypatch):
+    machine = FakeMachine()
+    trainer = CapturedTrainer(TASK, lanes=3, machine=machine)
+    jobs = [*jobs_of(tmp_path, count=4), make_job(Huge, 9, tmp_path)]
+    assert train_all(trainer, jobs)[9].failed
+    assert most_at_a_time(trainer, jobs_of(tmp_path, count=6)) == 3
+
+
+def test_a_model_that_does_not_fit_is_one_clear_line_before_the_search(tmp_path):
+    trainer = CapturedTrainer(TASK, machine=FakeMachine())
+    with pytest.raises(EsperError, match=r"your model cannot be trained with batches of 16: out"):
+        batch_seconds(trainer, [make_job(Huge, 0, tmp_path)], needed=True)
+    assert math.isnan(batch_seconds(trainer, [make_job(Huge, 0, tmp_path)])[0])
 
 
 def most_at_a_time(trainer, jobs):

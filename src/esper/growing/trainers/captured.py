@@ -25,12 +25,11 @@ from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
 from esper.growing.trainers.eager import CHECKPOINT_SECONDS, TICK_SECONDS
 from esper.growing.trainers.feeds import Feed
-from esper.growing.trainers.job import Job, Outcome, Tick
+from esper.growing.trainers.job import OUT_OF_MEMORY, Job, Outcome, Tick, failed_outcome
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.lanes import CudaMachine, Machine, Mark, Queue
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.task import Task
-from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import is_out_of_memory
 
 LANES: Final = 8
@@ -214,6 +213,8 @@ class CapturedTrainer:
         self._turns: list[int] = [0] * every
         self._held: deque[Job] = deque()
         """Jobs that were taken and found no room."""
+        self._failed: list[Outcome] = []
+        """Of runs that find none by themselves."""
         self._room, self._more = self._most, True
         self._largest = 0
         self._released = 0
@@ -254,12 +255,11 @@ class CapturedTrainer:
         """Start runs while there are jobs, and room for them."""
         if self._shares_stream and self._held and self._runs:
             return  # it was taken too late to read the stream with those under way
-        while len(self._runs) < self._room and self._has_memory():
+        while len(self._runs) < self._room and self._has_memory() and not self._failed:
             job = self._take(jobs)
             if job is None:
                 return
             if not self._start(job):
-                self._held.appendleft(job)
                 return
             self._feed_ahead()
 
@@ -283,24 +283,33 @@ class CapturedTrainer:
         self._released = 0
 
     def _start(self, job: Job) -> bool:
-        """Start a run; False: there is no room for it now."""
+        """Start a run; False: there is no room for it, or not now."""
         try:
-            with self._machine.on(None):
-                program = self._program(job)
-                before = self._machine.free()
-                run = CapturedRun(program, self._next_lane(job.urgent), self._machine)
-                if self._is_apart(run):
-                    return False
-                run.start()
+            run = self._started(job)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._no_room(job, error)
+            error.__traceback__ = None  # its frames hold what was allocated
+            self._no_room(job)
             return False
-        run.bytes = max(0, before - self._machine.free())
+        if run is None:
+            self._held.appendleft(job)
+            return False
         self._largest = max(self._largest, run.bytes, 1)
         self._runs.append(run)
         return True
+
+    def _started(self, job: Job) -> CapturedRun | None:
+        """A run that has begun; None: it has to wait for those on the stream that all share."""
+        with self._machine.on(None):
+            program = self._program(job)
+            before = self._machine.free()
+            run = CapturedRun(program, self._next_lane(job.urgent), self._machine)
+            if self._is_apart(run):
+                return None
+            run.start()
+        run.bytes = max(0, before - self._machine.free())
+        return run
 
     def _program(self, job: Job) -> Program:
         trials = self._kinds.trials
@@ -316,15 +325,14 @@ class CapturedTrainer:
         places = [other.program.trained for other in self._runs]
         return not max(places) - STREAM_BURST <= run.program.trained <= min(places)
 
-    def _no_room(self, job: Job, error: Exception) -> None:
-        """Continue with as many runs as there are; without any, say what to lower."""
-        if not self._runs:
-            raise EsperError(
-                f"out of memory on {self.task.device} with one network and batch size "
-                f"{job.recipe.batch_size}: lower the batch size, or give a smaller model"
-            ) from error
-        self._room = len(self._runs)
-        error.__traceback__ = None  # its frames hold what was allocated
+    def _no_room(self, job: Job) -> None:
+        """Continue with as many runs as there are; without any, the job cannot be trained."""
+        if self._runs:
+            self._room = len(self._runs)
+            self._held.appendleft(job)
+        else:
+            self._room = self._most
+            self._failed.append(failed_outcome(job, self.task.device, OUT_OF_MEMORY))
         gc.collect()
         self._trim()
 
@@ -410,11 +418,11 @@ class CapturedTrainer:
     # ---- ends -----------------------------------------------------------------------------
 
     def _ended(self) -> list[Outcome]:
+        failed, self._failed = self._failed, []
         ended = [run for run in self._runs if run.program.done and run.idle]
         waiting = [run for run in self._runs if run.to_judge and run.idle]
-        return [one for run in waiting for one in self._judged(run)] + [
-            self._finish(run) for run in ended
-        ]
+        judged = [one for run in waiting for one in self._judged(run)]
+        return failed + judged + [self._finish(run) for run in ended]
 
     def _judged(self, run: CapturedRun) -> list[Outcome]:
         self._feed_ahead()
@@ -462,6 +470,7 @@ class CapturedTrainer:
             run.release()
         self._runs.clear()
         self._held.clear()
+        self._failed.clear()
 
     def close(self) -> None:
         """Free its memory."""
