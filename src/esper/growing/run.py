@@ -265,8 +265,9 @@ class GrowRun:
     @cached_property
     def trainer(self) -> Trainer:
         """Trains the runs."""
-        jobs = JobSettings(on=self.settings.on)
-        return trainer_for(self.task, self.budget.seconds, self.ranks, jobs)
+        jobs, base = JobSettings(on=self.settings.on), self.networks.base
+        build = partial(base.build, base.bare, self.settings.seed)
+        return trainer_for(self.task, self.budget.seconds, self.ranks, build, jobs)
 
     # ---- variants -------------------------------------------------------------------------
 

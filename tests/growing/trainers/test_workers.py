@@ -125,7 +125,36 @@ def jobs_in(folder: Path, count: int = 6, batches: int = 40) -> list[Job]:
 def test_short_searches_and_single_cores_have_no_workers(monkeypatch, seconds, cores, workers):
     monkeypatch.setattr("esper.growing.trainers.choose.cores", lambda: cores)
     monkeypatch.setattr("esper.growing.trainers.choose.free_bytes", lambda device: math.inf)
-    assert trainer_for(make_task(), seconds, Ranks()).at_once == 1 + workers
+    assert trainer_for(make_task(), seconds, Ranks(), lambda: mlp(4, 0)).at_once == 1 + workers
+
+
+class Mine(nn.Linear):
+    """A layer of the user's."""
+
+
+def hooked() -> nn.Module:
+    network = mlp(4, 0)
+    network.register_forward_hook(lambda *_: None)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("build", "count", "several"),
+    [
+        (lambda: mlp(4, 0), 3, True),
+        (lambda: mlp(4, 0), 1, False),
+        (lambda: nn.Sequential(Mine(8, 3)), 3, False),
+        (hooked, 3, False),
+    ],
+)
+def test_several_gpus_train_what_can_be_sent_to_their_workers(monkeypatch, build, count, several):
+    """What cannot would be trained by this process alone, one after the other, and not captured."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr("esper.growing.trainers.choose.process_trainer", lambda task: "one")
+    monkeypatch.setattr("esper.growing.trainers.choose.WorkerTrainer", lambda *a, **k: k["devices"])
+    task = replace(make_task(), device=torch.device("cuda"))
+    found = trainer_for(task, 1000.0, Ranks(), build)
+    assert found == (("cuda:0", "cuda:1", "cuda:2") if several else "one")
 
 
 def test_a_gpu_without_a_number_means_all_of_them(monkeypatch):
@@ -554,10 +583,6 @@ def test_a_metric_of_the_users_is_judged_by_the_search(tmp_path, alone):
     expected = alone(task, jobs_in(tmp_path, 6, 100))
     assert all(same(found[number], expected[number]) for number in expected)
     assert set(calls) == {os.getpid()}
-
-
-class Mine(nn.Linear):
-    """A layer of the user's."""
 
 
 def test_networks_with_code_of_the_users_are_trained_in_this_process(crew, tmp_path, alone):
