@@ -23,6 +23,7 @@ from esper.growing.data.parts import GrowPart, tensor_digest
 from esper.growing.data.streams import StreamSource
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table
 from esper.growing.ladder import MAX_SHARE, Ladder
+from esper.growing.mirrors import look_alike_mirrored
 from esper.growing.moves import Space
 from esper.growing.networks import Networks, Variant
 from esper.growing.outcome import make_result
@@ -154,8 +155,9 @@ class GrowRun:
 
     def _augments(self) -> Sequence[str]:
         """Augmentations to choose from."""
-        data, specs = self.problem.data, self.problem.trace.inputs.specs
-        shapes, own_step = [spec.shape for spec in specs], self.settings.train_step is not None
+        data, inputs = self.problem.data, self.problem.trace.inputs
+        specs, own_step = inputs.specs, self.settings.train_step is not None
+        shapes = [spec.shape for spec in specs]
         if self.settings.augment != "auto":
             check_augmentation(self.settings.augment, shapes)
             if own_step and "mixup" in self.settings.augment:
@@ -167,7 +169,10 @@ class GrowRun:
         if isinstance(data.train, StreamSource) or own_step:
             return (NONE,)  # they may change samples by themselves
         floats = all(spec.dtype.is_floating_point for spec in specs)
-        return levels(shapes, floats, data.train.targets.shape[1:])
+        mirrored = partial(
+            look_alike_mirrored, Samples.of(data.train, inputs), Samples.of(data.val, inputs)
+        )
+        return levels(shapes, floats, data.train.targets.shape[1:], mirrored)
 
     def _space(self) -> Space:
         """What the search may change in a recipe."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from captured_support import FakeMachine, digest, image_data, make_job, make_task, train_all
 from esper.growing.trainers.augment import (
     CUTOUT,
+    IMAGE_LEVELS,
     LEVELS,
     NOISE,
     OPERATIONS,
@@ -148,6 +149,11 @@ def test_a_search_chooses_from_what_is_known_to_fit_and_from_nothing_where_it_is
         for name in names:
             check_augmentation(name, [shape])
     image = [(3, 8, 8)]
+    for mirrored, names in IMAGE_LEVELS.items():
+        assert levels(image, True, (), lambda mirrored=mirrored: mirrored) == names
+        for name in names:
+            check_augmentation(name, image)
+    assert not [name for name in IMAGE_LEVELS[False] if "flip" in name]
     assert levels(image, False, ()) == levels(image * 2, True, ()) == ("none",)
     assert levels(image, True, (8, 8)) == levels([(2, 3, 4, 5)], True, ()) == ("none",)
     assert {part for names in LEVELS.values() for name in names for part in name.split("+")} == {

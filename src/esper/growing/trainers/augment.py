@@ -8,7 +8,7 @@ Shape letters: B batch, C channels, H height, W width, L length, P positions of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -38,6 +38,12 @@ LEVELS: Final = {
     3: (NONE, "shift", "flip+shift", "flip+shift+cutout"),
 }
 """Axes of a sample -> what a search chooses from, from weak to strong."""
+IMAGE_LEVELS: Final = {
+    True: (NONE, "flip", "flip+shift", "flip+shift+cutout"),
+    False: (NONE, "shift", "shift+cutout"),
+    None: LEVELS[3],
+}
+"""The same for images that are known to look alike mirrored, or not to."""
 SHIFT: Final = 8
 """One of so many pixels of a side that a sample is shifted by, at most."""
 CUTOUT: Final = 4
@@ -50,15 +56,22 @@ NUMBERS: Final = 6
 """Random numbers of a sample, besides noise."""
 
 
-def levels(shapes: Sequence[Sequence[int]], floats: bool, targets: Sequence[int]) -> Sequence[str]:
-    """What a search may choose from; `targets`: shape of the target of a sample.
+def levels(
+    shapes: Sequence[Sequence[int]],
+    floats: bool,
+    targets: Sequence[int],
+    mirrored: Callable[[], bool | None] = lambda: None,
+) -> Sequence[str]:
+    """What a search may choose from; `targets`: shape of the target of a sample; `mirrored`:
+    whether images look alike mirrored, None: not known.
 
     Only for one input of floats and one class or value for each sample: what a target for each
     position becomes, or an integer, is not known here.
     """
     if len(shapes) != 1 or not floats or len(targets) > 1:
         return (NONE,)
-    return LEVELS.get(len(shapes[0]), (NONE,))
+    axes = len(shapes[0])
+    return IMAGE_LEVELS[mirrored()] if axes == 3 else LEVELS.get(axes, (NONE,))
 
 
 def check_augmentation(name: str, shapes: Sequence[Sequence[int]]) -> None:
