@@ -488,9 +488,10 @@ class GrowRun:
         Its own initial weights, its recipe, as many epochs; None: it has not ended at a time, or
         failed.
         """
+        found = None
         with costs_nothing(self.printer.say):
-            return self._refitted(record, samples, until)
-        return None
+            found = self._refitted(record, samples, until)
+        return found
 
     def _refitted(self, record: NetworkRecord, samples: GrowPart, until: float) -> nn.Module | None:
         part = samples if samples.weights is None else samples.with_weighted_targets()
