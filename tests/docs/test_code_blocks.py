@@ -8,15 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import command_lines
 from esper.compare.config import Compare
 from esper.kasmina import BlueprintRegistry
 from esper.leyline import ActionMasks, LifecycleOp
-from esper.scripts.cli.command import read_command_line
-from esper.scripts.train.config import read_train
-from esper.scripts.train.learner_config import read_train_ppo
+from esper.scripts import main as cli
 from esper.tamiyo import Observation
+from esper.tamiyo.grammar import parse_all
 from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
-from page_support import DOCS, ROOT, blocks, shell_lines
+from page_support import DOCS, ROOT, blocks
 from view_support import ppo_run
 
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -99,26 +99,44 @@ def test_contributing_shows_a_blueprint():
     torch.testing.assert_close(seed(x), by_steps)
 
 
-COMMANDS = {
-    "compare": lambda argv: read_command_line(Compare, argv).check(),
-    "train": lambda argv: (
-        read_train_ppo(argv[1:]).check() if argv[0] == "ppo" else read_train(argv[0], argv[1:])
-    ),
-}
+def check_comparison(config: object) -> None:
+    """Policies and hosts of `esper compare`, which its settings leave to the task."""
+    if isinstance(config, Compare):
+        parse_all(config.policies)
+        config.populations(config.task.spec())
 
 
-@pytest.mark.parametrize("name", ["results.md", "growth.md", "gallery.md", "study.md"])
-def test_commands_of_pages_with_results_are_understood(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "RUN").mkdir()
-    read = 0
-    for argv in shell_lines(DOCS / name):
-        if argv[:2] == ["python", "-m"]:
-            argv = ["esper", argv[2].removeprefix("esper.scripts."), *argv[3:]]
-        if argv[:1] == ["python"]:
-            assert (ROOT / argv[1]).is_file(), argv[1]
-            read += 1
-        if argv[:1] == ["esper"] and argv[1] in COMMANDS:
-            COMMANDS[argv[1]](argv[2:])
-            read += 1
-    assert read
+@pytest.mark.parametrize("page", command_lines.PAGES, ids=lambda p: p.stem)
+def test_commands_of_a_page_are_understood(page, tmp_path, monkeypatch):
+    command_lines.enter_checkout(tmp_path, monkeypatch)
+    assert not command_lines.stray_commands(page), "a block for the shell begins with ```sh"
+    for argv in command_lines.commands(page):
+        if argv[1] in cli.COMMANDS or argv[1].startswith("scripts/"):  # others are of the lab
+            command_lines.understand(argv, monkeypatch, check_comparison)
+
+
+def test_commands_in_blocks_and_in_sentences_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Try `esper tasks`, `--json` or `esper train ppo\n--rounds 3`.\n\n"
+        "```sh\nX=1 esper show \\\n  RUN   # a run\ntorchrun -m esper.scripts.train wait\n```\n"
+        "```\npython scripts/duel.py\n```\n"
+    )
+    shown, trained, spoken = command_lines.commands(page)
+    assert (shown, trained) == (["esper", "show", "RUN"], ["esper", "train", "wait"])
+    assert spoken == ["esper", "train", "ppo", "--rounds", "3"]
+    assert command_lines.stray_commands(page) == ["python scripts/duel.py"]
+
+
+def test_a_command_with_a_wrong_flag_a_missing_file_or_an_unknown_policy_is_refused(
+    tmp_path, monkeypatch
+):
+    command_lines.enter_checkout(tmp_path, monkeypatch)
+    for line in (
+        "esper train wait --tsak digits_impaired",
+        "esper compare wait --task digits_impaired --contexts lab/contexts/none.json",
+        "esper compare wiat --task digits_impaired",
+        "python scripts/duel.py --lanes 4",
+    ):
+        with pytest.raises((AssertionError, SystemExit)):
+            command_lines.understand(line.split(), monkeypatch, check_comparison)

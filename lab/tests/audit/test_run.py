@@ -13,6 +13,7 @@ from audit_support import SETTINGS, SmallAudit
 from esper.leyline.context import ONE, VARIED, ContextSpec
 from esper.leyline.errors import EsperError
 from esper.tamiyo.planning import PlannedTopology
+from esper.tasks.context_files import read_context
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
 from esper_lab.audit.grown import GrownTopologies
@@ -22,6 +23,7 @@ from esper_lab.audit.run import grown_topologies, make_chunks
 from esper_lab.audit.summary import planted_minus_grown, spread, summary_rows
 from esper_lab.commands.audit import main
 
+CONTEXTS = Path(__file__).parents[2] / "contexts"
 FLAGS = [
     "--contexts", "1", "--topologies", "3", "--hosts", "1", "--envs", "8", "--episode-length", "2",
     "--batches-per-step", "1", "--batch-size", "8", "--device", "cpu",
@@ -206,6 +208,18 @@ def test_fixed_takes_budgets_in_turn():
     budgets = [context_spec(preset.spec, preset.budgets, context).budget for context in range(5)]
     assert [found.low for found in budgets] == [1, 2, 4, 8, 1]
     assert not preset.spec.changes_data
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("harder", PRESETS["harder"].spec),
+        ("budget1", context_spec(PRESETS["small"].spec, (1.0, 2.0), 0)),
+        ("budget2", context_spec(PRESETS["small"].spec, (1.0, 2.0), 1)),
+    ],
+)
+def test_files_of_contexts_hold_what_presets_draw(name, spec):
+    assert read_context(str(CONTEXTS / f"{name}.json")) == spec
 
 
 # ---- the command -------------------------------------------------------------------------------

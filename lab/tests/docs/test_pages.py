@@ -8,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import command_lines
 from api_tables import LAB_PAGE
 from api_tables import offered as offered_by
 from api_tables import written as api_written
 from audit_support import FinishedAudit
 from command_tables import written
-from esper.scripts.cli.command import read_command_line
+from esper.scripts import main as cli
 from esper_lab import bench
 from esper_lab.audit.closed_loop import ClosedLoop
+from esper_lab.audit.presets import read_preset
 from esper_lab.commands import AUDIT, BENCH, SWEEP
 from esper_lab.commands import audit as audit_command
 from esper_lab.commands import bench as bench_command
@@ -75,13 +77,23 @@ def test_every_command_on_the_page_works(argv, tmp_path, monkeypatch):
         assert bench_command.main([*flags, *smaller]) == 0
 
 
-def test_audits_of_the_gallery_are_understood(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "RUN").mkdir()
-    lines = [argv for argv in shell_lines(DOCS / "gallery.md") if argv[:2] == ["esper", "audit"]]
-    assert len(lines) > 3
-    for argv in lines:
-        read_command_line(RunAudit, argv[2:]).check()
+def check_audit(config: object) -> None:
+    """Contexts and task of `esper audit`, which its settings leave to the run."""
+    if isinstance(config, RunAudit):
+        read_preset(config.preset)
+        config.spec()
+
+
+@pytest.mark.parametrize("page", command_lines.PAGES, ids=lambda p: p.stem)
+def test_commands_of_the_lab_on_other_pages_are_understood(page, tmp_path, monkeypatch):
+    command_lines.enter_checkout(tmp_path, monkeypatch)
+    for argv in command_lines.commands(page):
+        if argv[1] in cli.COMMANDS or argv[1].startswith("scripts/"):  # those of Esper
+            continue
+        command_lines.understand(argv, monkeypatch, check_audit)
+        if "--" in argv:  # learn_controllers.py: what follows are settings of a controller
+            argv = ["esper", "train", "ppo", *argv[argv.index("--") + 1 :]]
+            command_lines.understand(argv, monkeypatch, check_audit)
 
 
 def test_bench_page():
