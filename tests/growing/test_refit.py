@@ -17,6 +17,7 @@ from esper.growing import refit as room
 from esper.growing.clock import Clock
 from esper.growing.folder import weights_path
 from esper.growing.refit import MAX_SHARE, PROGRESS, Refit, _at_the_end, _has_learnt
+from esper.growing.run import GrowRun
 from esper.growing.runs import Row
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
@@ -298,3 +299,12 @@ def test_the_loss_at_the_end_is_the_mean_of_the_last_quarter():
     curve = [(n, float(n)) for n in range(1, 9)]
     assert _at_the_end(curve) == 7.5
     assert _at_the_end(curve[:3]) == 3.0
+
+
+def test_a_refit_on_all_samples_that_fails_leaves_the_pick_as_it_was(monkeypatch):
+    made, said = GrowRun.__new__(GrowRun), list[str]()
+    made.printer = SimpleNamespace(say=said.append)  # type: ignore[assignment]
+    monkeypatch.setattr(GrowRun, "_refitted", lambda *given: 1 / 0)
+    assert made.refit(None, None, 0.0) is None  # type: ignore[arg-type]
+    (line,) = said
+    assert line.startswith("a refit failed (ZeroDivisionError")

@@ -273,7 +273,7 @@ class CapturedTrainer:
         """Start runs while there are jobs, and room for them."""
         if self._shares_stream and self._held and self._runs:
             return  # it was taken too late to read the stream with those under way
-        while len(self._runs) < self._room and self._has_memory() and not self._failed:
+        while len(self._runs) < self._room and self._has_memory():
             job = self._take(jobs)
             if job is None:
                 return
