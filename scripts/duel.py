@@ -38,7 +38,7 @@ trainer with random search; `eager`: our search with a plain loop; `bare`: witho
 some networks start from the weights of others; `static`: six widths, each with its rate and length
 drawn at random; `trees`: HistGradientBoosting, on the table."""
 OURS: dict[str, dict[str, Any]] = {
-    "grow": {}, "random": {"policy": "random"}, "eager": {"eager": True}, "bare": {"slots": 0},
+    "grow": {}, "random": {"at_random": True}, "eager": {"eager": True}, "bare": {"slots": 0},
     "inherit": {"inherit": True},
 }  # fmt: skip
 ALONE = {"one": play_one, "static": play_static, "trees": play_trees}

@@ -368,10 +368,15 @@ def play_trees(problem: Problem, train: Part, val: Part, device: str, seed: int,
 
 
 def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, seconds: float,
-              eager: bool = False, **settings: Any) -> Played:  # fmt: skip
-    """`esper.grow` with the model as given, and nothing else said; `eager`: by a plain loop."""
+              eager: bool = False, at_random: bool = False, **settings: Any
+              ) -> Played:  # fmt: skip
+    """`esper.grow` with the model as given, and nothing else said.
+
+    `eager`: by a plain loop; `at_random`: runs drawn at random.
+    """
     import esper
     import esper.growing.run as room
+    from duel_random import RandomLadder
     from esper.growing.search import Search
     from esper.growing.trainers.eager import EagerTrainer
     from esper.kasmina.tracing import carry_weights, finished_model
@@ -387,9 +392,11 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
             carry_weights(network, outcome.weights)
             kept.append((time.monotonic() - began, row, finished_model(network)))
 
-    chosen = vars(room)["trainer_for"]
+    given = {name: vars(room)[name] for name in ("trainer_for", "Ladder")}
     if eager:
         setattr(room, "trainer_for", lambda task, *_: EagerTrainer(task))  # noqa: B010
+    if at_random:
+        setattr(room, "Ladder", RandomLadder)  # noqa: B010
     setattr(Search, "_record", noting)  # noqa: B010 (mypy takes no assignment to a method)
     torch.manual_seed(seed)
     try:
@@ -409,7 +416,7 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
             pick = Incumbent(took, sign * best.val_score, best.params, best.model)
     finally:
         setattr(Search, "_record", record)  # noqa: B010
-        setattr(room, "trainer_for", chosen)  # noqa: B010
+        vars(room).update(given)
     found = [Incumbent(at, row.merit, row.params, network) for at, row, network in kept]
     found.append(
         pick

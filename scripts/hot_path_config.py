@@ -14,7 +14,6 @@ from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse
 from esper.tamiyo.make_policy import (
     require_known_names,
     require_standalone,
-    resolve_topology,
     spec_for,
 )
 
@@ -69,7 +68,7 @@ class HotPath(ComputeSettings):
         if parsed is not None:
             require_standalone(parsed)
             spec = self.spec()
-            require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
+            require_known_names(parsed, spec.slots, spec.blueprints)
 
     @property
     def parsed(self) -> ParsedPolicy | None:

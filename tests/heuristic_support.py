@@ -1,4 +1,4 @@
-"""The heuristic in tests: simple settings, seeds that double the host, contributions as wanted."""
+"""The heuristic in tests: seeds that double the host, contributions as wanted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import numpy as np
 from esper.leyline import ScoreConstants
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.tamiyo import HeuristicConfig, HeuristicPolicy
+from esper.tamiyo.topology_table import TopologyTable
 from esper.tasks.scoring import added
 from support import CNN_BLUEPRINTS, good_signals
 
-SIMPLE = {
-    "blueprints": CNN_BLUEPRINTS, "take_turns": True, "seeds_at_once": 1, "min_steps_left": 1,
-    "min_share_left": 0.0, "probation_steps": 5, "trigger": "either",
-}  # fmt: skip
-"""One seed after the other, blueprints in turn: what most tests start from."""
 
-
-def heuristic(**settings: object) -> HeuristicPolicy:
-    return HeuristicPolicy(HeuristicConfig(**(SIMPLE | settings)))  # type: ignore[arg-type]
+def heuristic(
+    blueprints: tuple[str, ...] = CNN_BLUEPRINTS, table: TopologyTable | None = None
+) -> HeuristicPolicy:
+    return HeuristicPolicy(HeuristicConfig(blueprints, table))
 
 
 def members(*values: bool) -> np.ndarray:
@@ -61,8 +58,7 @@ def worth(contribution: float):
     return signals
 
 
-def charged(charge: float = 1.0, c_p: float = 0.1, **settings: object) -> HeuristicPolicy:
-    config = heuristic(charge=charge, keep_above_errors=2.0, **settings).config
-    policy = Doubling(config)
+def charged(c_p: float = 0.1, table: TopologyTable | None = None) -> HeuristicPolicy:
+    policy = Doubling(heuristic(table=table).config)
     policy.c_p = c_p
     return policy

@@ -198,7 +198,6 @@ class Drawing:
         )
         settings = {
             "epochs": self.whole(1, 3), "batch_size": self.one_of(4, 6, 8, 16), "seed": self.number,
-            "policy": self.one_of("auto", "auto", "auto", "random"),
             "optimizer": self.one_of("auto", "auto", "sgd"), "slots": self.one_of(1, 2, 8),
             "lr": self.one_of("auto", "auto", 0.01, (0.001, 0.1)),
         }  # fmt: skip

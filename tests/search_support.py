@@ -20,7 +20,6 @@ from esper.growing.networks import Networks, Size
 from esper.growing.proposals import LadderSettings
 from esper.growing.runs import How, Recipe, Row, Table
 from esper.growing.search import Search
-from esper.growing.settings import Policy
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
 
@@ -118,7 +117,7 @@ def ladder(
     more_rates: bool = True,
     longer: int = 9,
     seed: int = 0,
-    policy: Policy = "ladder",
+    kind: type[Ladder] = Ladder,
     space: Any = None,
     **changes: Any,
 ) -> Ladder:
@@ -126,10 +125,9 @@ def ladder(
     space = Space(recipe, rates, more_rates, **(space or {}))
     settings = LadderSettings(
         space, longer * recipe.batches, seed,
-        **{"lower_is_better": False, "worst": 0.1, "best": 1.0, "policy": policy,
-           "inherit": True} | changes,
+        **{"lower_is_better": False, "worst": 0.1, "best": 1.0, "inherit": True} | changes,
     )  # fmt: skip
-    return Ladder(settings, cast(Networks, networks or FakeNetworks()))
+    return kind(settings, cast(Networks, networks or FakeNetworks()))
 
 
 def ended(table: Table, rows: Sequence[Row], score: Callable[[Row], float]) -> Table:

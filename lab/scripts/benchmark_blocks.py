@@ -12,6 +12,7 @@ whole train batches: `scripts/benchmark_hot_path.py --kernels own fused torch`.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import statistics
 import sys
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from esper.device.cuda_modules import CudaFunction, DriverError
 from esper.kasmina.layers.layers import channel_groups
 from esper.kasmina.ops.block_parameters import BlockParameters
 from esper.kasmina.ops.kernels.block_plan import BlockPlan, BlockShape, plan
@@ -179,7 +181,7 @@ def time_shape(
     reads = x.numel() // shape.inputs * shape.stored * 2
     writes = dy.numel() * 2
     floor = (reads + writes) / bandwidth, (reads * (2 if wants_dx else 1) + writes) / bandwidth
-    resources = [f.resources() for f in compiled.functions(planned, torch.cuda.current_device())]
+    resources = [resources_of(f) for f in compiled.functions(planned, torch.cuda.current_device())]
     name = f"WPI {planned.image_warps} IPW {planned.warp_images} WK {planned.weight_shares}"
     name += f" blocks {planned.forward_blocks} {planned.backward_blocks}"
     times = ShapeTimes(
@@ -244,6 +246,17 @@ def time_torch(
         torch.autograd.grad(out, wanted, dy.to(out.dtype))
 
     return median_ms(both, 2)
+
+
+def resources_of(function: CudaFunction) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its local memory (spilled registers)."""
+    driver, found = ctypes.CDLL("libcuda.so.1"), []
+    for attribute in (4, 3):  # CU_FUNC_ATTRIBUTE_NUM_REGS, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES
+        value = ctypes.c_int()
+        if code := driver.cuFuncGetAttribute(ctypes.byref(value), attribute, function.handle):
+            raise DriverError(f"reading about a kernel ({code})")
+        found.append(value.value)
+    return found[0], found[1]
 
 
 def text(times: ShapeTimes) -> str:

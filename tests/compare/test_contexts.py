@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from esper.compare import Compare, compare_policies, judging
-from esper.compare.comparison import Comparison
+from esper.compare.comparison import Comparison, PolicyDone
 from esper.compare.folder import SETTINGS
+from esper.compare.judging import judgement_table
 from esper.compare.matching import first_reaching, matching_compute
 from esper.compare.policies import make_entry
 from esper.compare.report import score_table
@@ -22,8 +24,9 @@ from esper.leyline.errors import EsperError
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
+from esper.storage.sealed_json import sealed_bytes
 from esper.tamiyo.grammar import parse
-from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
+from esper.tamiyo.topology_table import TableRow, TopologyTable
 from esper.tasks.contexts import draw_round
 
 MIXED = ContextSpec(
@@ -53,7 +56,7 @@ def compared(out: Path, *policies: str, **changes: object) -> Comparison:
 
 def table(path: Path, task: str = "synthetic") -> Path:
     rows = (TableRow(0.8, ("r0c0=norm", "r0c1=conv_light")), TableRow(2.0, ("r0c0=norm",)))
-    write_table(path, TopologyTable(task, (*rows, TableRow(99.0, ()))))
+    path.write_bytes(sealed_bytes(TopologyTable(task, (*rows, TableRow(99.0, ())))))
     return path
 
 
@@ -133,20 +136,50 @@ def test_few_hosts_share_a_draw_and_intervals_are_over_draws(shared, draws):
     assert len(set(budgets)) == draws
 
 
-def test_an_interval_counts_contexts_not_hosts(tmp_path):
-    found = compared(tmp_path, "wait", "static-full:norm", seeds=4)
+def test_intervals_and_means_count_contexts_not_hosts(tmp_path):
+    """Five hosts in draws of 2, 2 and 1: means subtract to differences in every medium."""
+    done: list[PolicyDone] = []
+    config = replace(TINY, policies=("wait", "static-full:norm"), seeds=5, out=tmp_path)
+    found = compare_policies(config, on_round=done.append)
     wait, norm = (found[name].result for name in ("wait", "static-full:norm"))
-    assert found.draws == len(np.unique(wait.contexts.budget_N)) == 2
-    gained_N = norm.score_N - wait.score_N
+    assert found.draws == len(np.unique(wait.contexts.budget_N)) == 3
+    gained_D = statistics.group_means(norm.score_N - wait.score_N, np.array([0, 0, 1, 1, 2]))
     difference = found["static-full:norm"].standing("score").difference
-    assert difference.above + difference.equal + difference.below == 2
-    by_context = statistics.student_estimate(gained_N.reshape(2, 2).mean(axis=1))
+    assert difference.above + difference.equal + difference.below == 3
+    by_context = statistics.student_estimate(gained_D)
     assert difference.student.high == pytest.approx(by_context.high)
-    assert difference.student.value == pytest.approx(gained_N.mean())
+    assert difference.student.value == pytest.approx(by_context.value)
     shown = {one.label: one for one in read_contenders(tmp_path)}
     assert (shown["wait"].n, shown["wait"].score.high) == (
-        2, pytest.approx(found["wait"].standing("score").mean.high),
+        3, pytest.approx(found["wait"].standing("score").mean.high),
     )  # fmt: skip
+    for one in done:
+        standings = {it.metric: it.mean.value for it in found[one.label].standings}
+        assert one.means == pytest.approx(standings)
+        page = shown[one.label]
+        sizes = {"parameters": page.params, "macs": page.macs, "compute": page.compute}
+        assert sizes == pytest.approx({name: standings[name] for name in sizes})
+    means = {one.label: one.means["score"] for one in done}
+    assert means["static-full:norm"] - means["wait"] == pytest.approx(by_context.value)
+
+
+def test_printed_columns_of_a_judged_learner_subtract_where_draws_are_uneven():
+    draw_E = np.array([0, 0, 1, 1, 2])
+    scores = {"ppo": np.arange(5.0), "wait": np.array([3.0, 1.0, 4.0, 1.0, 5.0])}
+
+    def run(score_E):
+        outcome = SimpleNamespace(score_E=score_E, accuracy_E=score_E, added_params_E=score_E)
+        result = SimpleNamespace(outcome=outcome, test_E=score_E)
+        return judging.PolicyRun(result, score_E, ("norm",))
+
+    runs = {name: run(score_E) for name, score_E in scores.items()}
+    judged = judging.Judged(runs, SimpleNamespace(host_params=1), draw_E)
+    _, *columns, differences, _ = (list(one.cells) for one in judgement_table(judged).columns)
+    apart = float(differences[1])
+    for ppo, wait in columns:
+        scale = 0.01 if wait.endswith("%") else 1.0
+        numbers = (scale * float(cell.strip("%")) for cell in (wait, ppo))
+        assert np.subtract(*numbers) == pytest.approx(apart, abs=0.01)
 
 
 def test_fresh_members_of_a_learner_are_the_hosts_of_a_comparison():
@@ -309,8 +342,9 @@ def test_what_cannot_run_is_refused_in_one_line_before_anything_does(
     tmp_path, policy, changes, says
 ):
     rows = (TableRow(1.0, ("r9c9=norm",)),)
-    write_table(tmp_path / "slots.json", TopologyTable("synthetic", rows))
-    write_table(tmp_path / "newer.json", TopologyTable("synthetic", rows, version=2))
+    for name, version in (("slots", 1), ("newer", 2)):
+        written = sealed_bytes(TopologyTable("synthetic", rows, version))
+        (tmp_path / f"{name}.json").write_bytes(written)
     files = {
         "OTHER": table(tmp_path / "other.json", "other"),
         "NEWER": tmp_path / "newer.json",

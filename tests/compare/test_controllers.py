@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from esper.compare.policy_jobs import entries_of
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
-from esper.scripts import train
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
@@ -30,7 +27,6 @@ from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import NetworkConfig
 from esper.tamiyo.frozen_heads import PLAIN_BLEND
 from esper.tamiyo.grammar import parse
-from esper.tamiyo.make_policy import _load_topology
 from esper.tasks.user_objects import UserFiles
 from esper.tolaria import EngineConfig, VectorizedEngine
 from loop_support import tiny_config
@@ -267,47 +263,6 @@ def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path)
         assert "\n" not in str(refused.value)
 
 
-# ---- a topology that was found -----------------------------------------------------------------
-
-
-def result(path: Path, rounds: list[list[list[int]]]) -> Path:
-    """What `train` writes of a run, as far as it matters here."""
-    record = {
-        "slots": ["r0c0", "r0c1"],
-        "blueprints": ["norm", "conv_light"],
-        "rounds": [{"outcome": {"blueprint_ES": kinds_ES}} for kinds_ES in rounds],
-    }
-    path.write_text(json.dumps(record))
-    return path
-
-
-def test_the_most_frequent_topology_of_all_rounds_is_replayed(tmp_path):
-    path = result(tmp_path / "r.json", [[[0, -1], [1, 1]], [[1, 1], [-1, -1]]])
-    assert _load_topology(path) == ("r0c0=conv_light", "r0c1=conv_light")
-    by_file = contender(f"static-final:{path}").identity
-    assert by_file == contender("static-final:r0c1=conv_light,r0c0=conv_light").identity
-
-
-def test_a_run_of_train_is_replayed_by_its_result(tmp_path, monkeypatch):
-    flags = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batches-per-step",
-             "1", "--batch-size", "16", "--device", "cpu", "--quiet",
-             "--out", str(tmp_path))  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["train", "static-full:norm:r0c1", *flags])
-    assert train.main() == 0
-    (path,) = tmp_path.glob("*.json")
-    assert _load_topology(path) == ("r0c1=norm",)
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"slots": [], "blueprints": [], "rounds": []}']
-)
-def test_other_files_are_no_results(tmp_path, content):
-    path = tmp_path / "r.json"
-    path.write_text(content)
-    with pytest.raises(EsperError, match="not the result of a run"):
-        _load_topology(path)
-
-
-def test_a_run_that_grew_nothing_has_no_topology(tmp_path):
-    with pytest.raises(EsperError, match="topology is the host;"):
-        _load_topology(result(tmp_path / "r.json", [[[-1, -1]]]))
+def test_a_topology_is_the_same_in_any_order():
+    found = contender("static-final:r0c0=norm,r0c1=conv_light").identity
+    assert found == contender("static-final:r0c1=conv_light,r0c0=norm").identity

@@ -288,6 +288,55 @@ def test_a_users_step_and_optimiser_are_captured_bit_for_bit(name, tmp_path):
     assert all(digest(captured[n]) == digest(eager[n]) for n in eager)
 
 
+class Lookahead(torch.optim.SGD):
+    """Every fifth step is another one; steps are also counted on the host."""
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            group["counter"] = (group.get("counter", 0) + 1) % 5
+            if group["counter"] == 0:
+                torch._foreach_mul_([param.detach() for param in group["params"]], 0.9)
+            for param in group["params"]:
+                self.state[param].setdefault("steps", torch.zeros(())).add_(1)
+
+
+LOOKAHEAD = partial(Lookahead, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "Lookahead"])
+def test_a_run_with_a_users_optimiser_resumes_bit_for_bit(name, tmp_path):
+    own = OwnTraining(optimizer=OPTIMIZERS.get(name, LOOKAHEAD))
+    task = replace(task_of("table"), own=own)
+    (job,) = jobs_of(tmp_path, mlp, 1, optimizer="own", lr=1.0)
+    ends = []
+    for cut_at in (0, 7):
+        with deterministic_kernels(DEVICE):
+            program = Kinds(task).program(job)
+            while program.trained < cut_at:
+                program.run_eager()
+            program.save()
+            program = Kinds(task).program(job)
+            assert program.trained == cut_at
+            held = program.optimizer.kept().tensors
+            assert {held[key].device.type for key in held if key.endswith("steps")} <= {"cpu"}
+            while not program.done:
+                program.run_eager()
+        ends.append(digest(program.outcome(program.how("eager"))))
+        job.checkpoint.unlink()
+    assert ends[0] == ends[1]
+
+
+def test_an_optimiser_that_counts_in_python_trains_eagerly(tmp_path):
+    task = replace(task_of("table"), own=OwnTraining(optimizer=LOOKAHEAD))
+    jobs = jobs_of(tmp_path, mlp, 2, optimizer="own", lr=1.0)
+    found = train_all(CapturedTrainer(task), jobs)
+    eager = train_all(EagerTrainer(task), jobs)
+    assert {one.how.trainer for one in found.values()} == {"eager"}
+    assert "'counter'" in found[0].how.note
+    assert all(digest(found[n]) == digest(eager[n]) for n in eager)
+
+
 def test_a_users_step_that_waits_for_the_device_is_trained_eagerly(tmp_path):
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         loss = F.cross_entropy(model(batch[0]), batch[1])

@@ -13,6 +13,7 @@ from esper.compare.config import Compare
 from esper.kasmina import BlueprintRegistry
 from esper.leyline import ActionMasks, LifecycleOp
 from esper.scripts import main as cli
+from esper.simic.client import policy_spec
 from esper.tamiyo import Observation
 from esper.tamiyo.grammar import parse_all
 from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
@@ -65,13 +66,13 @@ def test_records_page(tmp_path, monkeypatch, capsys):
 def test_ppo_page():
     """docs/ppo.md: its round, with observations drawn at random."""
     (block,) = blocks("docs/ppo.md")
-    rng, ops = np.random.default_rng(0), len(LifecycleOp)
+    rng, ops, spec = np.random.default_rng(0), len(LifecycleOp), policy_spec()
 
     def observe() -> tuple[Observation, ActionMasks]:
         obs = Observation(
-            rng.normal(size=(64, 60)).astype(np.float32),
-            rng.normal(size=(64, 5, 40)).astype(np.float32),
-            rng.normal(size=(64, 5, 8, 9)).astype(np.float32),
+            rng.normal(size=(64, spec.global_features)).astype(np.float32),
+            rng.normal(size=(64, 5, spec.slot_features)).astype(np.float32),
+            rng.normal(size=(64, 5, 8, spec.candidate_features)).astype(np.float32),
             rng.integers(-1, 8, size=(64, 5)),
         )
         fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])

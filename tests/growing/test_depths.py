@@ -62,6 +62,7 @@ def test_a_model_is_fitted_into_a_cap_that_only_fewer_blocks_reach_resumed_and_r
     found = esper.grow(model, data(), folder=tmp_path, **settings)
     assert found.info.variants == ("", "d0.5")
     assert found.best.params == size(1)
+    assert (found.best.width, found.best.depth, found.host.depth) == (1.0, 0.5, 1.0)
     assert found.verdict.startswith(
         f"depth x0.5: {size(1)} parameters (your model: {size(2)}), test accuracy"
     )

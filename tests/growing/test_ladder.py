@@ -51,7 +51,6 @@ def test_under_a_limit_on_time_the_first_run_is_short_unless_the_model_is_the_re
     assert ladder(timed=True).first().recipe.batches == RECIPE.batches // 9
     above = ladder(FakeNetworks(budget=Budget(params=60)), timed=True)
     assert above.first().recipe == RECIPE
-    assert ladder(timed=True, policy="random").first().recipe == RECIPE
 
 
 def finale(made: Ladder, table: Table, batches: int, count: int) -> list[tuple[int, str, int]]:
@@ -110,10 +109,9 @@ def test_numbers_and_rungs_go_on_and_no_run_comes_twice():
     assert len({one.key for one in table.rows}) == len(table.rows)
 
 
-@pytest.mark.parametrize("policy", ["ladder", "random"])
-def test_networks_are_within_the_caps(policy):
+def test_networks_are_within_the_caps():
     for budget in (Budget(params=190), Budget(macs=380)):
-        table = climb(ladder(FakeNetworks(budget=budget), policy=policy), 4)
+        table = climb(ladder(FakeNetworks(budget=budget)), 4)
         assert max(one.params for one in table.rows) <= 190
         assert len({one.params for one in table.rows}) > 2
 
@@ -191,14 +189,9 @@ def test_where_nothing_new_is_left_the_search_is_over(networks):
     assert len({one.seed for one in table.rows}) <= 1 + RESTARTS
 
 
-@given(
-    left=st.floats(0.0, 1.0),
-    rungs=st.integers(0, 4),
-    seed=st.integers(0, 9),
-    policy=st.sampled_from(["ladder", "random"]),
-)
-def test_a_rung_costs_no_more_than_is_left(left, rungs, seed, policy):
-    made = ladder(seed=seed, policy=policy)
+@given(left=st.floats(0.0, 1.0), rungs=st.integers(0, 4), seed=st.integers(0, 9))
+def test_a_rung_costs_no_more_than_is_left(left, rungs, seed):
+    made = ladder(seed=seed)
     table = climb(made, rungs)
     rows, reason = made.next_rung(table, left, price)
     spent = sum(price(one) for one in rows)
@@ -231,12 +224,12 @@ def test_a_small_budget_trains_fewer_networks_in_full(runs, full):
     assert sum(one.recipe.batches == full for one in table.rows) > 1
 
 
-@given(st.integers(0, 20), st.integers(1, 5), st.sampled_from(["ladder", "random"]))
-def test_the_same_runs_lead_to_the_same_proposals(seed, rungs, policy):
-    table = climb(ladder(seed=seed, policy=policy), rungs)
+@given(st.integers(0, 20), st.integers(1, 5))
+def test_the_same_runs_lead_to_the_same_proposals(seed, rungs):
+    table = climb(ladder(seed=seed), rungs)
     slower = replace(table, seconds=99.0, rows=tuple(replace(r, seconds=7.0) for r in table.rows))
-    one, _ = ladder(seed=seed, policy=policy).next_rung(table, 1.0, price)
-    other, _ = ladder(seed=seed, policy=policy).next_rung(slower, 1.0, price)
+    one, _ = ladder(seed=seed).next_rung(table, 1.0, price)
+    other, _ = ladder(seed=seed).next_rung(slower, 1.0, price)
     assert one == other
 
 
@@ -255,17 +248,6 @@ def test_open_runs_tell_nothing():
     cut = replace(last, status="cut", score=0.99)
     rows, _ = made.next_rung(replace(table, rows=(*table.rows[:-1], cut)), 1.0, price)
     assert cut.number not in {one.parent for one in rows}
-
-
-def test_at_random_networks_of_every_kind_are_trained_in_full():
-    table = climb(ladder(policy="random"), 9)
-    rest = table.rows[1:]
-    assert len(rest) > 10
-    assert {one.recipe.batches for one in rest} == {RECIPE.batches}
-    assert {one.recipe.lr for one in rest} == set(RATES)
-    assert len({one.variant for one in rest}) > 2
-    assert any(any(one.topology) for one in rest)
-    assert all(one.parent is one.start is None for one in rest)
 
 
 def test_seeds_are_planted_or_grown_from_a_finished_run_with_weights():

@@ -101,13 +101,6 @@ def test_lengths_of_rounded_runs_are_the_same_and_others_are_not():
     assert FREE.lasting(twice, 30).batches == 15
 
 
-def test_a_random_recipe_may_be_any_of_them():
-    generator = np.random.default_rng(0)
-    drawn = {(one.lr, one.augment, one.label_smoothing)
-             for one in (FREE.random(generator) for _ in range(400))}  # fmt: skip
-    assert len(drawn) == len(RATES) * len(LEVELS) * 2
-
-
 def test_what_the_user_has_settled_is_not_changed_and_the_rest_is():
     generator = np.random.default_rng(0)
     fixed = Space(RECIPE, RATES, more_rates=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,62 @@ class Counting(torch.optim.Optimizer):
                 param.sub_(param.grad, alpha=float(group["lr"]) / state["step"])
 
 
+class Lookahead(torch.optim.Optimizer):
+    """Wraps another; its slow weights follow every fifth step, counted in `param_groups`."""
+
+    def __init__(self, params: Any) -> None:
+        self.inner = torch.optim.AdamW(params, lr=0.05, fused=True)
+        super().__init__(self.inner.param_groups, {})
+        self.param_groups = self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        for group in self.param_groups:
+            group["counter"] = (group.get("counter", 0) + 1) % 5
+            for param in group["params"]:
+                slow = self.state[param].setdefault("slow", param.detach().clone())
+                if group["counter"] == 0:
+                    param.copy_(slow.lerp_(param, 0.5))
+
+
+class Adapting(Counting):
+    """Keeps a distance, an attribute, lists of tensors, and state of no parameter."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self.param_groups[0] |= {"d": 1e-6, "history": [0.1], "names": (len, str)}
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        group = self.param_groups[0]
+        group["d"] *= 1.0 + 1.0 / (2 + self.steps)
+        group["history"] = [*group["history"][-2:], group["d"] / 3]
+        total = self.state["all"].setdefault("total", torch.zeros(()))
+        for param in group["params"]:
+            mine = self.state[param]
+            if not mine:
+                size = len(param)
+                basis = torch.linalg.qr(torch.rand(size, size)).Q
+                mine |= {"bases": [basis.mT.contiguous().mT], "moments": {"first": param * 0}}
+            moment, basis = mine["moments"]["first"], mine["bases"][0]
+            moment.lerp_(param.grad, 0.3)
+            total.add_(moment.abs().mean())
+            turned = basis @ moment.flatten(1 if moment.ndim > 1 else 0).view(len(param), -1)
+            scale = float(group["lr"]) * (1.0 + sum(group["history"]) + group["d"])
+            param.sub_((basis.mT @ turned).view_as(param) / (1.0 + total), alpha=scale)
+
+
+class Unsaveable(Counting):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for param in self.param_groups[0]["params"]:
+            self.state[param]["past"] = deque([1.0])
+
+
 def trained(folder: Path, own: OwnTraining, trainer: Any = EagerTrainer, **recipe: Any) -> Any:
     folder.mkdir(exist_ok=True)
     job = make_job(mlp, 0, folder, **recipe)
@@ -110,7 +168,7 @@ def test_each_group_keeps_its_own_rate():
     assert [group["lr"] for group in update.own.param_groups] == [0.015, 0.005]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("make", [own_adamw, groups, Counting])
+@pytest.mark.parametrize("make", [own_adamw, groups, Counting, Lookahead, Adapting])
 def test_a_run_that_was_cut_resumes_bit_for_bit(tmp_path, make):
     task = replace(TASK, own=OwnTraining(own_step, make))
     whole = Program(make_job(mlp, 0, tmp_path, optimizer="own", lr=1.0), task)
@@ -124,6 +182,51 @@ def test_a_run_that_was_cut_resumes_bit_for_bit(tmp_path, make):
         while not program.done:
             program.run_eager()
     assert all(map(torch.equal, whole.weights().values(), again.weights().values()))
+
+
+def test_matrices_of_an_optimiser_lie_in_memory_as_they_did(tmp_path):
+    """Products of large ones round differently if they lie otherwise."""
+    task = replace(TASK, own=OwnTraining(own_step, Adapting))
+    job = make_job(mlp, 0, tmp_path, optimizer="own", lr=1.0)
+    cut = Program(job, task)
+    cut.run_eager()
+    cut.save()
+    kept = [program.optimizer.kept().tensors for program in (cut, Program(job, task))]
+    strides = [{name: value.stride() for name, value in one.items()} for one in kept]
+    assert strides[0] == strides[1]
+    assert (1, 6) in strides[0].values(), "a transposed one"
+
+
+def test_state_that_cannot_be_saved_is_refused_by_the_first_batch(tmp_path):
+    task = replace(TASK, own=OwnTraining(own_step, Unsaveable))
+    program = Program(make_job(mlp, 0, tmp_path, optimizer="own", lr=1.0), task)
+    assert "Unsaveable keeps a deque ('past')" in refused(program.run_eager)
+
+
+def test_settings_of_an_optimiser_are_those_that_it_is_made_with(tmp_path):
+    """Where a run is continued they may be others, as `fused`."""
+
+    def saved(fused: bool) -> Program:
+        make = partial(torch.optim.AdamW, lr=0.01, fused=fused)
+        job = make_job(mlp, 0, tmp_path, optimizer="own", lr=1.0)
+        program = Program(job, replace(TASK, own=OwnTraining(own_step, make)))
+        program.run_eager()
+        program.save()
+        return program
+
+    saved(True)
+    again = saved(False)
+    assert again.trained == 2
+    assert not again.optimizer.own.param_groups[0]["fused"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("make", "name"), [(Lookahead, "counter"), (Counting, "step")])
+def test_an_optimiser_that_counts_in_python_is_not_captured(tmp_path, make, name):
+    """Its replays would be right at first, and never take the step that comes every so often."""
+    task = replace(TASK, own=OwnTraining(own_step, make))
+    job = make_job(mlp, 0, tmp_path, optimizer="own", lr=1.0)
+    how = train_all(CapturedTrainer(task, machine=FakeMachine()), [job])[0].how
+    assert (how.trainer, how.note) == ("eager", f"the optimizer changes {name!r} in every batch")
 
 
 @pytest.mark.parametrize("make", [own_adamw, momentum])

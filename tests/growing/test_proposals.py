@@ -276,7 +276,6 @@ def test_the_first_run_is_short_where_time_is_limited_and_others_need_a_third():
         assert made.first().recipe == replace(RECIPE, batches=first)
         assert made.least_run() == made.sized(replace(made.first(), recipe=replace(RECIPE,
                                               batches=least)))  # fmt: skip
-    assert ladder(policy="random", **TIMED).first().recipe == RECIPE
     short = row(1, recipe=replace(RECIPE, batches=FULL // 9))
     chosen = ladder(**TIMED)._affordable
     assert chosen(iter([short]), lambda _: 0.2, 1.0, 1.0) == [short], "0.6 for a third"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,7 +149,6 @@ def outcome(curve, trained: int = 108, finite: bool = True) -> Outcome:
         (outcome([(54, 0.9), (108, 0.2 + 0.99 * (1 - PROGRESS) * 0.8)]), True),
         (outcome([(54, 0.9), (108, 0.2 + 1.01 * (1 - PROGRESS) * 0.8)]), False),
         (outcome([(54, 0.9), (108, 0.1)], finite=False), False),
-        (outcome([(54, 0.1)], trained=54), False),
         (outcome([]), False),
     ],
 )
@@ -242,7 +242,7 @@ def searched(number: int, **changes) -> Row:
 
 def test_a_refit_is_the_run_of_its_row_on_both_parts_for_as_many_epochs(monkeypatch):
     some = Refits(monkeypatch)
-    assert some.weights(searched(0), searched(1, seed=7), searched(2)) == {0, 1}
+    assert some.weights(searched(0), searched(1, seed=7), searched(2)) == set()
     (task,) = some.tasks
     assert torch.equal(task.train.targets, torch.arange(100))
     assert torch.equal(task.train.values[0][:, 0], torch.arange(100.0)), "each with its target"
@@ -250,13 +250,39 @@ def test_a_refit_is_the_run_of_its_row_on_both_parts_for_as_many_epochs(monkeypa
     assert [(job.number, job.seed) for job in some.jobs] == [(0, 0), (1, 7), (2, 0)]
     assert {job.recipe for job in some.jobs} == {replace(RECIPE, batches=135)}, "a fourth more"
     assert some.jobs[1].build() == (1, "all rows")
-    assert set(some.folder.kept) == {0, 1}
+    assert not some.folder.kept, "all or none: they are compared with each other"
     assert some.said == ["a refit has learnt less: the weights of the search are kept"]
-    assert some.weights(searched(0), searched(1)) == {0, 1}, "they are read"
-    assert len(some.jobs) == 3
+    assert some.weights(searched(0), searched(1)) == {0, 1}
+    assert some.weights(searched(0), searched(1)) == {0, 1} == set(some.folder.kept), "read"
+    assert len(some.jobs) == 5
     half = Refits(monkeypatch, n0=torch.tensor(0))
     assert half.weights(searched(0), searched(1)) == {0, 1}
     assert [job.number for job in half.jobs] == [1], "what is missing"
+    lost = Refits(monkeypatch, n0=torch.tensor(0))
+    lost.now = lost.clock.left - 1.0
+    assert lost.weights(searched(0), searched(1)) == set(), "no time for the other"
+
+
+@pytest.mark.parametrize("batches", [60, 120])
+def test_one_that_runs_out_of_time_is_left_out_with_the_other_and_said_to_have(
+    monkeypatch, batches
+):
+    """It takes 135 batches where the run of the search took 108."""
+    some = Refits(monkeypatch)
+    train = some._train
+
+    def cut(jobs, tick):
+        for outcome in train(jobs, tick):
+            late = outcome.number == 1
+            yield replace(outcome, trained=batches) if late else outcome
+
+    monkeypatch.setattr(some, "_train", cut)
+    assert some.weights(searched(0), searched(1)) == set()
+    assert not some.folder.kept
+    assert some.said == ["a refit ran out of time: the weights of the search are kept"]
+    monkeypatch.setattr(some, "_train", lambda jobs, tick: islice(train(jobs, tick), 1))
+    assert some.weights(searched(0), searched(1)) == set(), "the other was never begun"
+    assert some.said[1:] == some.said[:1]
 
 
 @pytest.mark.parametrize(
@@ -276,7 +302,7 @@ def test_a_refit_that_fails_leaves_the_networks_as_they_were(monkeypatch, fails,
         yield fails(second)
 
     monkeypatch.setattr(some, "_train", train)
-    assert some.weights(searched(0), searched(1)) == {0}
+    assert some.weights(searched(0), searched(1)) == set(), "both or none"
     (line,) = some.said
     assert line.startswith(f"a refit failed {said}")
     assert line.endswith("the weights of the search are kept")

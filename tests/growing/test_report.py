@@ -60,7 +60,7 @@ def info(**changes: object) -> GrowInfo:
         clip=1.0,
         full_length=30,
         higher_is_better=True,
-        settings=(("policy", "ladder"),),
+        settings=(("inherit", "False"),),
     )
     return replace(plain, **changes)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import esper
 from esper.growing.folder import GrowFolder, read_table
+from esper.growing.run import GrowRun
 from esper.growing.trainers.program import Program
 from grow_support import every_batch, runs_of, same_weights
 from support import refused
@@ -21,11 +23,11 @@ X = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(90) % 3
 
 
-def mlp(hidden: int = 5, seed: int = 0) -> nn.Module:
+def mlp(hidden: int = 5, seed: int = 0, kind: type[nn.Module] = nn.ReLU) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(4, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+            nn.Linear(4, hidden), kind(), nn.Linear(hidden, hidden), nn.ReLU(),
             nn.Linear(hidden, 3),
         )  # fmt: skip
 
@@ -63,6 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ({"train": (X, (Y + 1) % 3)}, "data"),
         ({"sample_weights": torch.arange(90) + 1.0}, "data"),
         ({"model": mlp(6)}, "model"),
+        ({"model": mlp(kind=nn.GELU)}, "model"),
         ({"model": mlp(seed=1)}, "starting weights"),
         ({"model": mlp}, "starting weights"),
         ({"class_weights": None}, "class_weights"),
@@ -81,7 +84,6 @@ def contents(folder: Path) -> dict[str, bytes]:
         ({"widths": (0.5, 2.0)}, "widths"),
         ({"seed": 1}, "seed"),
         ({"metric": "balanced_accuracy"}, "metric"),
-        ({"policy": "random"}, "policy"),
         ({"amp": True}, "amp"),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
@@ -105,9 +107,84 @@ def test_another_loss_is_refused(tmp_path):
     assert "with other loss (mse, now mae)" in text
 
 
+def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean()
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+def stepped(model: nn.Module, batch: Any) -> Tensor:
+    return absolute(model(batch[0]), batch[1])
+
+
+def slower(optimizer: Any, batches: int, factor: float = 0.5) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 5, factor)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"loss": absolute}, {"loss": squared}),
+        ({"metric": lambda o, t: float((o - t).abs().mean())},
+         {"metric": lambda o, t: float((o - t).abs().max())}),
+        ({"train_step": stepped}, {"train_step": lambda m, b: 2 * absolute(m(b[0]), b[1])}),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.01)},
+         {"optimizer": partial(torch.optim.SGD, lr=0.02)}),
+        ({"scheduler": slower}, {"scheduler": partial(slower, factor=0.1)}),
+    ],
+    ids=lambda given: next(iter(given)),
+)  # fmt: skip
+def test_another_function_under_the_same_name_is_refused(tmp_path, one, other):
+    (name,), (function,) = one, other.values()
+    function.__name__ = getattr(one[name], "__name__", "partial")
+    numbers = {"train": (X, X[:, :3]), "class_weights": None, "label_smoothing": "auto",
+               "widths": (), "sample_weights": None}  # fmt: skip
+    first = grow(tmp_path, **numbers, **one)
+    text = refused(lambda: grow(tmp_path, **numbers, **other, resume=first.folder))
+    assert f"with other {name} (code " in text
+    assert str(grow(tmp_path, **numbers, **one, resume=first.folder)) == str(first)
+
+
+class Counting:
+    """A metric that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> float:
+        self.calls += 1
+        return float((outputs - targets).abs().mean())
+
+
+def test_what_functions_count_while_speed_is_measured_is_no_other_code(tmp_path, monkeypatch):
+    numbers = {"train": (X, X[:, :3]), "class_weights": None, "label_smoothing": "auto",
+               "widths": (), "sample_weights": None,
+               "budget": esper.Budget(host_runs=1, minutes=1)}  # fmt: skip
+    first = grow(tmp_path, **numbers, metric=Counting())
+    probe = GrowRun._probe
+
+    def slower(run: GrowRun) -> float:
+        run.settings.metric.calls += 5
+        return probe(run)
+
+    monkeypatch.setattr(GrowRun, "_probe", slower)
+    again = grow(tmp_path, **numbers, metric=Counting(), resume=first.folder)
+    assert again.best.val_score == first.best.val_score
+
+
+def test_another_python_is_named_where_code_differs(whole, monkeypatch):
+    given = dict(esper.GrowResult.load(whole.folder).info.versions)
+    monkeypatch.setattr("esper.growing.run.versions", lambda: ((*given.items(),
+                                                                ("python", "3.99.1"))))  # fmt: skip
+    text = refused(lambda: grow(whole.folder.parent, resume=whole.folder, seed=1))
+    assert text.endswith(f"give the same under Python {given['python']}, or start a new run")
+
+
 def test_the_same_settings_train_nothing_again(whole, monkeypatch):
     monkeypatch.setattr(Program, "run_eager", lambda self: pytest.fail("trained"))
-    again = grow(whole.folder.parent, resume=whole.folder, policy="auto", widths=[0.5])
+    again = grow(whole.folder.parent, resume=whole.folder, widths=[0.5])
     assert same_weights(again, whole)
     assert str(again) == str(whole)
 

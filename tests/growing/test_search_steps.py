@@ -221,7 +221,6 @@ def test_runs_beside_the_longest_end_before_it_and_in_time(tmp_path):
         (0, 10.8 / FEW - 1.0, {}, True),
         (1, 98.0, {}, False),
         (2, 98.0, {}, True),  # a full rung has ended
-        (2, 98.0, {"policy": "random"}, False),
         (2, 98.0, {"timed": False}, False),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 import esper
 from esper.growing.data.streams import StreamSource
@@ -55,12 +55,24 @@ def loader() -> DataLoader[Any]:
     return DataLoader(Augmented(), BATCH, shuffle=True)
 
 
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def own_loader() -> DataLoader[Any]:
+    return DataLoader(Augmented(), BATCH, shuffle=True, generator=generator())
+
+
 HELD = X[:20], Y[:20]
-MAKE = {"dataset": Augmented, "loader": loader, "stream": Unknown}
+MAKE = {"dataset": Augmented, "loader": loader, "own loader": own_loader, "stream": Unknown}
 
 
 def reader(kind: str) -> StreamReader:
-    data = read_parts(MAKE[kind](), HELD, HELD, batch_size=None if kind == "loader" else BATCH)
+    return reader_of(MAKE[kind](), None if "loader" in kind else BATCH)
+
+
+def reader_of(given: Any, batch_size: int | None) -> StreamReader:
+    data = read_parts(given, HELD, HELD, batch_size=batch_size)
     assert isinstance(data.train, StreamSource)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     inputs = trace_model(lambda: model, X[:4]).inputs
@@ -120,6 +132,31 @@ def test_runs_in_lockstep_one_after_the_other_and_resumed_see_the_same(
         assert seen(source, number) == whole[number]
     for number in range(14, 30):
         assert seen(reader(kind) if number == 14 else source, number) == whole[number]
+
+
+def drawn_by(kind: str, own: torch.Generator) -> DataLoader[Any]:
+    if kind == "weighted":
+        sampler = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, generator=own)
+        return DataLoader(Augmented(), BATCH, sampler=sampler)
+    return DataLoader(
+        Augmented(), BATCH if kind == "batches" else None, shuffle=True, generator=own
+    )
+
+
+@pytest.mark.parametrize("kind", ["batches", "samples", "weighted"])
+def test_generators_of_a_loader_decide_nothing_and_stay_as_they_are(kind):
+    """Runs of a search, and a resume in the same process, find them in any state."""
+    own = generator()
+    data = drawn_by(kind, own)
+    one = reader_of(data, BATCH if kind == "samples" else None)
+    expected = [seen(one, number) for number in range(15)]
+    assert len(set(expected)) == 15
+    own.manual_seed(8)
+    before = own.get_state()
+    assert [seen(one, number) for number in (0, 5, 14)] == [expected[n] for n in (0, 5, 14)]
+    assert torch.equal(own.get_state(), before)
+    two = reader_of(data, BATCH if kind == "samples" else None)
+    assert [seen(two, number) for number in range(15)] == expected
 
 
 def grow(folder: Path, **settings: Any) -> esper.GrowResult:

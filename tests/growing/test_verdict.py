@@ -168,6 +168,13 @@ def test_divergence_comes_first():
     assert "nan" not in line
 
 
+def info_of(**caps: float) -> GrowInfo:
+    """Full runs have 100 batches of the usual size."""
+    budget, size = esper.Budget(**caps), RECIPE.batch_size
+    found = SimpleNamespace(length=100, full_length=0, batch_size=size, budget=budget)
+    return cast(GrowInfo, found)
+
+
 def test_what_was_tried_is_read_from_the_runs():
     """A short run, a cut one and one that diverged were not trained in full."""
     first = row(0, 0.8, params=50, trained=100)
@@ -183,7 +190,7 @@ def test_what_was_tried_is_read_from_the_runs():
             replace(first, number=6, params=600, macs=2000),
             replace(first, number=7, trained=25, score=math.nan),
         ],
-        cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget(macs=1e3))),
+        info_of(macs=1e3),
         complete=True,
     )
     assert found == Tried(
@@ -197,9 +204,23 @@ def test_the_model_was_trained_in_full_though_a_shorter_run_of_it_is_better():
     first = row(0, 0.8, params=50, trained=100)
     shorter = replace(first, number=1, score=0.9, trained=30, recipe=replace(RECIPE, batches=30))
     other = replace(first, number=2, origin="width", params=80)
-    info = cast(GrowInfo, SimpleNamespace(length=100, full_length=0, budget=esper.Budget()))
+    info = info_of()
     assert tried_of([first, shorter, other], info, complete=True).host_in_full
     assert not tried_of([shorter, other], info, complete=True).host_in_full
+
+
+@pytest.mark.parametrize(
+    ("times", "trained", "full"),
+    [(2, 50, True), (2, 48, False), (0.5, 200, True), (0.5, 100, False), (3, 33, True)],
+)
+def test_a_run_is_as_long_as_its_samples_are_many(times, trained, full):
+    first = row(0, 0.8, params=50, trained=100)
+    size = int(times * RECIPE.batch_size)
+    recipe = replace(RECIPE, batch_size=size, batches=trained, lr=0.03)
+    other = replace(first, number=1, params=80, recipe=recipe, trained=trained)
+    found = tried_of([first, other], info_of(), complete=True)
+    assert found.in_full == 1 + full
+    assert (80 in found.sizes) == (0.03 in found.rates) == full
 
 
 # ---- from one end to the other -------------------------------------------------------------------

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from esper.jobs.messages import StepDone
-from esper.jobs.run import JobList, run_jobs
+from esper.jobs.run import JobSource, run_jobs
 from esper.jobs.settings import JobSettings
 from esper.jobs.worker import Reporter
 from esper.leyline.errors import EsperError, install_hint
@@ -67,8 +67,20 @@ class Squares:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Jobs(JobList[int, tuple[int, int]]):
-    """Jobs that may ask."""
+class Jobs(JobSource[int, Any]):
+    """Jobs in their order, which may ask."""
+
+    def __init__(self, jobs: list[int], keep: Callable[[Any], None]) -> None:
+        self.waiting, self.most, self.pass_on = jobs.copy(), len(jobs), keep
+
+    def next(self) -> int | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def label(self, job: int) -> str:
+        return f"job {job}"
+
+    def keep(self, job: int, result: Any) -> None:
+        self.pass_on(result)
 
     def answer(self, job: int, question: Any) -> Any:
         assert question == "how much?"
@@ -87,8 +99,7 @@ def squares(
     found: list[tuple[int, int]] = []
     steps: list[StepDone] = []
     said: list[str] = []
-    listed = Jobs(jobs, lambda job: f"job {job}", keep or found.append)
-    run_jobs(make, listed, settings, steps.append, said.append)
+    run_jobs(make, Jobs(jobs, keep or found.append), settings, steps.append, said.append)
     return found, steps, said
 
 
@@ -166,12 +177,12 @@ def test_without_ray_the_line_says_how_to_install_it(monkeypatch):
 
 
 ORPHAN = """
-from esper.jobs.run import JobList, run_jobs
+from esper.jobs.run import run_jobs
 from esper.jobs.settings import JobSettings
-from test_run import Endless
+from test_run import Endless, Jobs
 
 if __name__ == "__main__":
-    run_jobs(Endless, JobList([1, 2], str, print), JobSettings(processes=2))
+    run_jobs(Endless, Jobs([1, 2], print), JobSettings(processes=2))
 """
 
 

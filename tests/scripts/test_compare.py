@@ -26,7 +26,7 @@ from esper.scripts.compare import main
 from esper.simic.training.config import TaskConfig
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import seal
-from esper.tamiyo import HeuristicConfig, WaitPolicy
+from esper.tamiyo import WaitPolicy
 from esper.tamiyo.grammar import parse
 from esper.tasks.registry import get_task_spec
 from esper.tolaria import EngineConfig, VectorizedEngine
@@ -81,6 +81,7 @@ def test_a_comparison_ends_with_a_table_a_report_and_numbers(tmp_path, capsys):
     text = (tmp_path / "compare.md").read_text()
     for metric in METRICS:
         assert f"## {metric.words} (" in text
+    assert "| mean (t) | mean, minus wait (t) |" in text, "not of interquartile means"
     record = json.loads((tmp_path / "compare.json").read_text())
     assert [policy["label"] for policy in record["policies"]] == [
         "wait",
@@ -275,12 +276,15 @@ def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
     assert "\n" not in str(refused.value)
 
 
-def test_a_heuristic_with_other_rules_is_not_the_one_that_was_kept():
+def test_a_heuristic_with_another_table_is_not_the_one_that_was_kept(tmp_path):
     config, spec = Compare(("heuristic",)), get_task_spec("digits_impaired")
-    kept = make_entry(config, parse("heuristic"), spec).identity
-    other = replace(kept, rules=HeuristicConfig(probation_steps=3))
-    assert result_path(Path("out"), kept) != result_path(Path("out"), other)
-    assert result_path(Path("out"), kept) == result_path(Path("out"), replace(kept))
+    row, file, found = {"max_price": 1.0, "topology": []}, tmp_path / "table.json", []
+    table = {"format": "esper-topology-table", "version": 1, "task": spec.name}
+    for rows in ([row], [row, row | {"max_price": 2.0}], [row]):
+        file.write_text(json.dumps(table | {"rows": rows}))
+        identity = make_entry(config, parse(f"heuristic:{file}"), spec).identity
+        found.append(result_path(tmp_path, identity))
+    assert found[0] == found[2] != found[1]
 
 
 def test_a_damaged_result_is_named_and_not_believed(tmp_path):
@@ -347,7 +351,6 @@ BAD = [
     (("fixed:norm@3", *FLAGS), "germinate before step 3"),
     (("static-full:norm:r9c9", *FLAGS), "r9c9"),
     (("static-final:r0c0=conv_lite", *FLAGS), "conv_light"),
-    (("static-final:out.json", *FLAGS), "file 'out.json' does not exist"),
     (("static-final:r0c0=norm,r0c0=norm", *FLAGS), "r0c0 is named twice"),
     (("./nowhere", *FLAGS), "folder 'nowhere' does not exist"),
     (("wait", *FLAGS, "--device", "cuda:7"), "cuda:7"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 import duel
 from duel_contenders import count, widest
 from duel_problems import PROBLEMS
+from duel_random import RandomLadder
+from esper.growing.runs import Table
+from search_support import RATES, RECIPE, ended, ladder, quality
 
 NOWHERE = Path("nowhere")
 
@@ -35,6 +39,23 @@ def test_the_given_model_and_the_widest_are_within_the_cap(name):
         width = widest(problem, depth)
         assert count(problem.make(width, depth)) <= problem.cap
         assert count(problem.make(width + 2, depth)) > problem.cap
+
+
+def test_at_random_networks_of_every_kind_are_trained_in_full():
+    free = {"augments": ("none", "flip"), "smoothings": (0.0, 0.1)}
+    made = ladder(kind=RandomLadder, timed=True, space=free)
+    first, rows = made.first(), list(islice(made._proposals(1, []), 90))
+    assert {one.recipe.batches for one in (first, *rows)} == {RECIPE.batches}
+    drawn = {(one.recipe.lr, one.recipe.augment, one.recipe.label_smoothing) for one in rows}
+    assert len(drawn) == len(RATES) * 2 * 2
+    assert len({one.variant for one in rows}) > 2
+    assert any(any(one.topology) for one in rows)
+    assert all(one.parent is one.start is None for one in rows)
+    table = ended(Table(), [made.sized(first)], quality)
+    chosen, _ = made.next_rung(table, 1.0, lambda one: 0.2 * one.cost)
+    assert 0.5 < sum(0.2 * one.cost for one in chosen) <= 1.0, "all that is left, in one rung"
+    assert not list(made.meanwhile(table))
+    assert not made.finale(table, lambda _: 10**6, 1)
 
 
 def line(contender: str, seed: int, test: float, *incumbents: tuple[float, float]) -> dict:
@@ -84,7 +105,8 @@ def test_a_pair_is_played_and_not_played_again(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("contender", "problem"), [("static", "digits"), ("eager", "digits"), ("trees", "table")]
+    ("contender", "problem"),
+    [("static", "digits"), ("eager", "digits"), ("random", "digits"), ("trees", "table")],
 )
 def test_what_one_would_do_instead_is_played_under_the_same_cap(contender, problem, tmp_path):
     words = ["--problems", problem, "--seeds", "5", "--seconds", "6", "--device", "cpu",

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 
 from command_tables import help_of
 from esper.leyline.errors import EsperError
+from esper.scripts import train
 from esper.scripts.cli.help import FITS, RUN, TOPICS, USUAL, render
+from esper.storage.sealed_json import sealed_bytes
+from esper.tamiyo.grammar import DESCRIPTIONS
+from esper.tamiyo.topology_table import TableRow, TopologyTable
 
 LONG = ["esper train ppo", "esper train wait", "esper compare", "esper grow"]
 SCREEN = 56
@@ -62,3 +69,24 @@ def test_topics_name_settings_that_exist_once():
     known = {setting.name for each in shown for setting in each.settings}
     assert set(names) | USUAL <= known
     assert all(RUN in each.topics() for each in shown)
+
+
+def test_every_example_of_train_runs_as_it_is_printed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = (TableRow(1.0, ("r0c1=norm",)), TableRow(9.0, ()))
+    Path("digits_impaired.json").write_bytes(sealed_bytes(TopologyTable("digits_impaired", rows)))
+    assert train.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    examples = [shlex.split(line)[2:] for line in said.splitlines() if "  esper train" in line]
+    assert [example[0].partition(":")[0] for example in examples] == ["ppo", *DESCRIPTIONS]
+    assert all(f"  {kind} " in said and says in said for kind, (says, _) in DESCRIPTIONS.items())
+    for example in examples:
+        assert train.main([*example, "--dry-run"]) == 0, example
+    short = ("--envs", "1", "--batches-per-step", "1", "--keep-members", "0", "--quiet")
+    assert train.main([*examples[-1], *short]) == 0, "the one that needs a flag"
+
+
+def test_help_of_a_policy_lists_its_settings(capsys):
+    for word in ("static-final", "static-final:r0c0=norm", "fixed:norm@3"):
+        assert train.main([word, "--help"]) == 0
+        assert "--rent" in capsys.readouterr().out

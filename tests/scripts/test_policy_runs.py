@@ -23,7 +23,6 @@ from esper.scripts.train import main
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.folder import members_dir, read_info
 from esper.simic.training.runs.kept_members import read_members
-from esper.simic.training.runs.policy_file import read_policy
 from esper.simic.training.runs.round_store import RoundStore
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "5", "--batches-per-step", "1",
@@ -260,23 +259,6 @@ def test_a_task_file_is_copied_and_found_from_anywhere(tmp_path, monkeypatch, ca
     said = refuse(capsys, "wait", "--resume", run, *more)
     assert "my_task.py is gone" in said
     assert f"{run / 'source' / 'my_task.py'}" in said
-
-
-# ---- rules of the heuristic ----------------------------------------------------------------------
-
-
-def test_the_rules_of_the_heuristic_are_kept_with_the_run(tmp_path, capsys):
-    rules = tmp_path / "rules.toml"
-    rules.write_text("seeds_at_once = 1\nmin_steps_left = 2\n")
-    policy, runs = f"heuristic:{rules}", tmp_path / "runs"
-    assert call(policy, *TINY, "--runs", runs) == 0
-    run = only_run(runs)
-    kept = read_policy(run).rules
-    assert (kept.seeds_at_once, kept.min_steps_left) == (1, 2)
-    assert call(policy, "--resume", run, "--rounds", 2, "--quiet") == 0
-    rules.write_text("seeds_at_once = 2\nmin_steps_left = 2\n")
-    said = refuse(capsys, policy, "--resume", run)
-    assert "heuristic.seeds_at_once is 1 there and 2 here" in said
 
 
 def test_steps_are_recorded_where_asked_and_after_a_resume(tmp_path):

@@ -114,12 +114,6 @@ def test_a_topology_may_be_what_another_policy_ends_with(tmp_path, monkeypatch):
         assert (word.kind, word.found_by) == ("static-final", parse(text))
 
 
-def test_a_result_is_where_a_topology_is_found(tmp_path):
-    path = tmp_path / "a=b.json"
-    path.write_text("{}")
-    assert meaning(f"static-final:{path}") == {"kind": "static-final", "path": path}
-
-
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -144,7 +138,6 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("static-full:norm:r0c0,", "expected static-full:BLUEPRINT:SLOT,SLOT"),
         ("static-full::r0c0", "expected static-full:BLUEPRINT:SLOT,SLOT"),
         ("static-final", "give a topology"),
-        ("static-final:nowhere.json", "file 'nowhere.json' does not exist"),
         ("out/agent", "folder 'out/agent' does not exist"),
         ("sampled:agent", "folder 'agent' does not exist"),
         ("", "unknown policy ''"),

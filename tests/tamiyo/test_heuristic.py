@@ -11,20 +11,28 @@ from esper.kasmina import LifecycleConfig
 from esper.kasmina.lifecycle.gates import GateConfig
 from esper.leyline import (
     ActionHead,
-    BlendStyle,
     LifecycleOp,
     ScoreConstants,
     SeedStage,
 )
 from esper.tamiyo import HeuristicPolicy
-from esper.tamiyo.heuristic import remaining_rent
+from esper.tamiyo.heuristic import (
+    EMBARGO_STEPS,
+    INCUBATION_LIMIT,
+    PATIENCE_STEPS,
+    PENALTY_LIMIT,
+    PROBATION_STEPS,
+    SEEDS_AT_ONCE,
+    remaining_rent,
+)
 from esper.tasks.scoring import added, score
-from heuristic_support import ERROR, charged, heuristic, members, worth
+from heuristic_support import charged, heuristic, members, worth
 from support import CNN_BLUEPRINTS, good_signals, make_population, refused
 from tamiyo_support import EPISODE, Drive, fixed_context, masks_of, observe, worthless_signals
 
 QUICK = LifecycleConfig(gates=GateConfig(min_training_steps=1), embargoed_steps=1)
 GERMINATE, PRUNE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE
+ONE_SLOT = ("r0c1",)
 
 
 def kinds(drive: Drive, member: int = 0) -> list[int]:
@@ -33,11 +41,17 @@ def kinds(drive: Drive, member: int = 0) -> list[int]:
     return [int(drive.actions[step].blueprint[member]) for step in steps]
 
 
+def until_held(drive: Drive, steps: int) -> Drive:
+    """Run until the first seed has been HOLDING for so many steps."""
+    while not (drive.stages and drive.stages[-1][0, 0] == SeedStage.HOLDING):
+        drive.run(1)
+    return drive.run(steps)
+
+
 def test_every_slot_is_fossilised():
     drive = Drive(heuristic(), make_population(3)).run(60)
     assert (drive.population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
     assert [slot for _, slot in drive.did(GERMINATE)] == [0, 1, 2]
-    assert kinds(drive) == [0, 1, 2]
 
 
 def test_advances_by_hand_where_nothing_goes_by_itself():
@@ -48,59 +62,33 @@ def test_advances_by_hand_where_nothing_goes_by_itself():
     assert (drive.population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
 
 
-@pytest.mark.parametrize(
-    ("trigger", "expected"),
-    [
-        ("plateaued", [False, True, False, True]),
-        ("stabilised", [False, False, True, True]),
-        ("either", [False, True, True, True]),
-    ],
-)
-def test_signal_starts_a_seed(trigger: str, expected: list[bool]):
-    drive = Drive(heuristic(trigger=trigger), make_population(4))
-    drive.run(
-        3,
-        plateaued_E=members(False, True, False, True),
-        stabilised_E=members(False, False, True, True),
-    )
-    assert (drive.population.lifecycle.stage_ES[:, 0] != SeedStage.DORMANT).tolist() == expected
+def test_a_seed_waits_for_no_signal():
+    drive = Drive(heuristic(), make_population(2))
+    drive.run(1, plateaued_E=members(False, False), stabilised_E=members(False, False))
+    assert len(drive.did(GERMINATE)) == 1
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-def test_no_more_seeds_at_once_than_allowed(limit: int):
-    drive = Drive(heuristic(seeds_at_once=limit), make_population(2)).run(60)
+def test_no_more_seeds_at_once_than_allowed():
+    drive = Drive(heuristic(), make_population(2)).run(60)
     permanent = (SeedStage.DORMANT, SeedStage.FOSSILIZED)
     live = [(~np.isin(stages, permanent)).sum(axis=1).max() for stages in drive.stages]
-    assert max(live) == limit
+    assert max(live) == SEEDS_AT_ONCE
 
 
-def test_nothing_is_started_too_late():
-    policy = heuristic(min_steps_left=10)
-    drive = Drive(policy, make_population(1))
-    drive.step = EPISODE - 9
-    assert drive.run(1).did(GERMINATE) == []
-    drive = Drive(policy, make_population(1))
-    drive.step = EPISODE - 10
-    assert drive.run(1).did(GERMINATE) == [(0, 0)]
-
-
-@pytest.mark.parametrize("share", [0.25, 0.4])
-def test_nothing_is_started_when_too_little_of_the_episode_is_left(share: float):
-    policy = heuristic(min_share_left=share)
-    last = EPISODE - int(np.ceil(share * EPISODE))
+@pytest.mark.parametrize(("episode", "last"), [(EPISODE, 0.6 * EPISODE), (20, 10)])
+def test_nothing_is_started_when_too_little_of_the_episode_is_left(episode: int, last: int):
+    """Of a long one a share, of a short one a number of steps."""
     for step, started in ((last, [(0, 0)]), (last + 1, [])):
-        drive = Drive(policy, make_population(1))
-        drive.step = step
-        assert drive.run(1).did(GERMINATE) == started
+        drive = Drive(heuristic(), make_population(1))
+        drive.step = int(step)
+        assert drive.run(1, episode_length=episode).did(GERMINATE) == started
 
 
 def test_no_seed_that_only_costs_is_left_at_the_end():
     """On probation with steps still to serve; the end is near, so both are judged now."""
-    policy = heuristic(probation_steps=50)
     for signals, op in ((good_signals, LifecycleOp.FOSSILIZE), (worthless_signals, PRUNE)):
-        drive = Drive(policy, make_population(1, lifecycle=QUICK), signals).run(20)
-        assert drive.stages[-1][0, 0] == SeedStage.HOLDING
-        drive.step = EPISODE - 5
+        drive = Drive(heuristic(), make_population(1, lifecycle=QUICK), signals)
+        until_held(drive, PROBATION_STEPS - 5).step = EPISODE - 5
         drive.run(1)
         assert drive.actions[-1].op[0] == op
         if op == PRUNE:
@@ -109,10 +97,10 @@ def test_no_seed_that_only_costs_is_left_at_the_end():
 
 
 def test_probation_is_served_before_a_seed_is_kept():
-    drive = Drive(heuristic(probation_steps=4), make_population(1)).run(30)
+    drive = Drive(heuristic(), make_population(1)).run(40)
     step, slot = drive.did(LifecycleOp.FOSSILIZE)[0]
     held = [stages[0, slot] == SeedStage.HOLDING for stages in drive.stages]
-    assert sum(held) == 4 + 1  # entered it, and four steps on
+    assert sum(held) == PROBATION_STEPS + 1  # entered it, and ten steps on
     assert held[step]
 
 
@@ -132,7 +120,7 @@ def test_seed_is_kept_if_its_worth_is_beyond_its_error(contribution, error, kept
             contribution_se_ES=full(good.contribution_se_ES, error),
         )
 
-    drive = Drive(heuristic(keep_above_errors=2.0), make_population(1), signals).run(20)
+    drive = Drive(heuristic(), make_population(1), signals).run(30)
     ops = [bool(drive.did(op)) for op in (LifecycleOp.FOSSILIZE, PRUNE)]
     assert ops == [kept, not kept]
 
@@ -141,36 +129,34 @@ def test_seed_is_kept_if_its_worth_is_beyond_its_error(contribution, error, kept
 
 
 @pytest.mark.parametrize(
-    ("contribution", "charge", "kept"),
+    ("contribution", "price", "kept"),
     [
-        (0.125, 1.0, True),  # 0.1 to pay, 0.02 of error
-        (0.115, 1.0, False),
-        (0.075, 0.5, True),
-        (0.065, 0.5, False),
+        (0.125, 0.1, True),  # 0.1 to pay, 0.02 of error
+        (0.115, 0.1, False),
+        (0.075, 0.05, True),
+        (0.065, 0.05, False),
         (0.025, 0.0, True),
     ],
 )
-def test_a_seed_is_kept_if_it_is_worth_its_price_beyond_its_error(contribution, charge, kept: bool):
-    drive = Drive(charged(charge), make_population(1), worth(contribution)).run(30)
+def test_a_seed_is_kept_if_it_is_worth_its_price_beyond_its_error(contribution, price, kept: bool):
+    population = make_population(1, slots=ONE_SLOT)
+    drive = Drive(charged(price), population, worth(contribution)).run(40)
     ops = [bool(drive.did(op)) for op in (LifecycleOp.FOSSILIZE, PRUNE)]
     assert ops == [kept, not kept]
 
 
-@pytest.mark.parametrize("patience", [0, 4])
-@pytest.mark.parametrize("contribution", [0.05, 0.005])
-def test_only_a_seed_that_is_useful_has_time_to_become_worth_its_price(patience, contribution):
-    policy = charged(probation_steps=5, patience_steps=patience)
-    drive = Drive(policy, make_population(1), worth(contribution)).run(30)
+@pytest.mark.parametrize(("contribution", "patience"), [(0.05, PATIENCE_STEPS), (0.005, 0)])
+def test_only_a_seed_that_is_useful_has_time_to_become_worth_its_price(contribution, patience):
+    population = make_population(1, slots=ONE_SLOT)
+    drive = Drive(charged(), population, worth(contribution)).run(40)
     step, slot = drive.did(PRUNE)[0]
     held = [stages[0, slot] == SeedStage.HOLDING for stages in drive.stages[: step + 1]]
-    assert sum(held) == 1 + 5 + (patience if contribution > 2 * ERROR else 0)
+    assert sum(held) == 1 + PROBATION_STEPS + patience
 
 
 def test_a_seed_that_grew_worth_its_price_on_probation_is_kept():
-    drive = Drive(charged(patience_steps=10), make_population(1), worth(0.05))
-    while not (drive.stages and drive.stages[-1][0, 0] == SeedStage.HOLDING):
-        drive.run(1)
-    drive.run(8)
+    drive = Drive(charged(), make_population(1, slots=ONE_SLOT), worth(0.05))
+    until_held(drive, PROBATION_STEPS + 1)
     assert drive.did(PRUNE) == drive.did(LifecycleOp.FOSSILIZE) == []
     drive.signals = worth(0.15)
     drive.run(1)
@@ -178,22 +164,20 @@ def test_a_seed_that_grew_worth_its_price_on_probation_is_kept():
 
 
 def test_what_is_not_worth_its_price_at_the_end_goes():
-    policy = charged(probation_steps=50, patience_steps=50)
     for contribution, op in ((0.05, PRUNE), (0.15, LifecycleOp.FOSSILIZE)):
-        drive = Drive(policy, make_population(1, lifecycle=QUICK), worth(contribution))
-        drive.run(20)
-        drive.step = EPISODE - 5
+        population = make_population(1, slots=ONE_SLOT, lifecycle=QUICK)
+        drive = Drive(charged(), population, worth(contribution))
+        until_held(drive, PROBATION_STEPS - 5).step = EPISODE - 3
         assert drive.run(1).actions[-1].op[0] == op
 
 
-def test_without_prices_or_charge_the_rules_are_the_same():
-    policies = (heuristic(), charged(0.0), charged(c_p=0.0), charged(0.0, patience_steps=0))
+def test_what_a_seed_adds_does_not_count_where_growth_is_free():
     ops = []
-    for policy in policies:
+    for policy in (heuristic(), charged(0.0)):
         drive = Drive(policy, make_population(2, lifecycle=QUICK), worth(0.03))
         drive.run(60)
         ops.append([actions.op.tolist() for actions in drive.actions])
-    assert ops[0] == ops[1] == ops[2] == ops[3]
+    assert ops[0] == ops[1]
 
 
 @given(
@@ -244,32 +228,33 @@ def test_seed_that_never_may_blend_is_pruned():
         good = good_signals(population)
         return replace(good, grad_norm_ES=np.zeros_like(good.grad_norm_ES))
 
-    drive = Drive(heuristic(incubation_limit=7), make_population(1), dead).run(12)
+    drive = Drive(heuristic(), make_population(1, slots=ONE_SLOT), dead).run(30)
     ((step, slot),) = drive.did(PRUNE)
     incubated = [stages[0, slot] == SeedStage.TRAINING for stages in drive.stages]
-    assert sum(incubated[: step + 1]) == 7
+    assert sum(incubated[: step + 1]) == INCUBATION_LIMIT
     assert drive.did(LifecycleOp.ADVANCE) == []
 
 
 def test_seed_that_may_blend_at_last_is_not_pruned():
-    drive = Drive(heuristic(incubation_limit=1), make_population(1, lifecycle=QUICK)).run(40)
+    slow = LifecycleConfig(gates=GateConfig(min_training_steps=INCUBATION_LIMIT))
+    drive = Drive(heuristic(), make_population(1, lifecycle=slow)).run(100)
     assert (drive.population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
 
 
-@pytest.mark.parametrize("embargo", [0, 9])
-def test_worthless_seeds_are_pruned_and_the_slot_is_left_alone(embargo: int):
+@pytest.mark.parametrize("cooldown", [1, 20])
+def test_worthless_seeds_are_pruned_and_the_slot_is_left_alone(cooldown: int):
     """One slot: it opens again after the lifecycle's own cooldown or the embargo, the later one."""
-    population = make_population(2, slots=("r0c1",), lifecycle=QUICK)
-    policy = heuristic(embargo_steps=embargo, prune_speed=0)
-    drive = Drive(policy, population, worthless_signals).run(160)
+    lifecycle = replace(QUICK, embargoed_steps=cooldown)
+    population = make_population(2, slots=ONE_SLOT, lifecycle=lifecycle)
+    drive = Drive(heuristic(), population, worthless_signals).run(160)
     pruned = [step for step, _ in drive.did(PRUNE, member=1)]
     started = [step for step, _ in drive.did(GERMINATE, member=1)]
     assert len(pruned) > 2
     assert drive.did(LifecycleOp.FOSSILIZE) == []
-    cooldown = next(
+    free = next(
         step for step in range(pruned[0] + 1, 160) if drive.stages[step][1, 0] == SeedStage.DORMANT
     )
-    expected = max(embargo + 1, cooldown - pruned[0])
+    expected = max(EMBARGO_STEPS + 1, free - pruned[0])
     gaps = [later - step for step, later in zip(pruned, started[1:], strict=False)]
     assert set(gaps) == {expected}
 
@@ -281,22 +266,20 @@ def test_embargo_is_of_that_slot_of_that_member_alone():
         contribution[0, 0] = -1.0
         return replace(good, contribution_ES=contribution)
 
-    population = make_population(2, lifecycle=QUICK)
-    drive = Drive(heuristic(embargo_steps=200), population, mixed).run(80)
-    assert population.lifecycle.stage_ES[0].tolist() == [
-        SeedStage.DORMANT,
-        SeedStage.FOSSILIZED,
-        SeedStage.FOSSILIZED,
-    ]
-    assert (population.lifecycle.stage_ES[1] == SeedStage.FOSSILIZED).all()
-    assert [slot for _, slot in drive.did(GERMINATE, member=0)] == [0, 1, 2]
+    drive = Drive(heuristic(), make_population(2, lifecycle=QUICK), mixed)
+    while not drive.did(PRUNE):
+        drive.run(1)
+    assert drive.state.embargo_ES.tolist() == [[EMBARGO_STEPS, 0, 0], [0, 0, 0]]
+    drive.run(EMBARGO_STEPS)
+    assert [slot for _, slot in drive.did(GERMINATE)] == [0, 1, 2]
+    drive.run(1)
+    assert [slot for _, slot in drive.did(GERMINATE)] == [0, 1, 2, 0]
 
 
-def one_slot(**settings: object) -> Drive:
-    """A slot that may be replanted at once, and in which everything fails."""
-    population = make_population(1, slots=("r0c1",), lifecycle=QUICK)
-    policy = heuristic(embargo_steps=0, **settings)
-    return Drive(policy, population, worthless_signals)
+def one_slot(blueprints: tuple[str, ...] = CNN_BLUEPRINTS) -> Drive:
+    """A slot in which everything fails."""
+    population = make_population(1, slots=ONE_SLOT, lifecycle=QUICK)
+    return Drive(heuristic(blueprints), population, worthless_signals)
 
 
 def test_the_preferred_blueprints_come_first_and_stay_until_they_fail():
@@ -309,47 +292,38 @@ def test_the_preferred_blueprints_come_first_and_stay_until_they_fail():
     assert kinds(failing.run(60))[:4] == [light, light, heavy, heavy]
 
 
-def test_always_waits_for_no_signal():
-    drive = Drive(heuristic(trigger="always"), make_population(2))
-    drive.run(1, plateaued_E=members(False, False), stabilised_E=members(False, False))
-    assert len(drive.did(GERMINATE)) == 1
+def test_blueprints_are_tried_in_the_order_given():
+    assert kinds(one_slot(("conv_heavy", "norm")).run(120))[:4] == [2, 0, 2, 0]
 
 
-def test_blueprints_are_tried_in_turn():
-    assert kinds(one_slot().run(160))[:9] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
-    chosen = ("conv_heavy", "norm")
-    assert kinds(one_slot(blueprints=chosen).run(100))[:4] == [2, 0, 2, 0]
+def penalised(*penalty_K: float) -> Drive:
+    """One slot, and blueprints with these penalties."""
+    drive = one_slot()
+    drive.step = EPISODE - 1  # too late to start a seed
+    drive.run(1).step = 0
+    drive.state = replace(drive.state, penalty_EK=np.array([penalty_K]))
+    return drive
 
 
 def test_penalised_blueprint_is_passed_over_until_the_penalty_has_faded():
-    """After the turn comes back, a failure still counts: unless it decays, the least charged."""
-    drive = one_slot(blueprints=("norm", "conv_light"), penalty_decay=1.0, penalty_limit=0.5)
-    drive.run(1)
-    drive.state = replace(drive.state, penalty_EK=np.array([[0.0, 3.0, 0.0, 0.0]]))
-    assert kinds(drive.run(100))[:5] == [0, 0, 0, 1, 0]
-    fading = one_slot(blueprints=("norm", "conv_light"), penalty_decay=0.5, penalty_limit=0.5)
-    fading.run(1)
-    fading.state = replace(fading.state, penalty_EK=np.array([[0.0, 3.0, 0.0, 0.0]]))
-    assert kinds(fading.run(100))[:4] == [0, 1, 0, 1]
+    assert kinds(penalised(3.0, 0.0, 0.0, 0.0).run(60))[:2] == [1, 0]
+    assert kinds(penalised(3.0, 2.0, 1.0, 2.0).run(1)) == [2], "the least penalised"
 
 
 def test_small_penalty_does_not_cost_the_turn():
-    for penalty, expected in ((0.4, 1), (0.6, 2)):
-        drive = one_slot(penalty_limit=0.5).run(1, plateaued_E=members(False))
-        charged = np.array([[0.0, penalty, 0.0, 0.0]])
-        drive.state = replace(drive.state, next_E=np.array([1]), penalty_EK=charged)
-        assert kinds(drive.run(1)) == [expected]
+    for penalty, expected in ((PENALTY_LIMIT, 0), (PENALTY_LIMIT + 0.01, 1)):
+        assert kinds(penalised(penalty, 0.0, 0.0, 0.0).run(1)) == [expected]
 
 
 def test_penalties_decay_each_step_and_add_up():
-    drive = one_slot(penalty_decay=0.8, failure_penalty=2.0)
+    drive = one_slot()
     expected = np.zeros(4)
     for _ in range(60):
         blueprint = drive.population.lifecycle.blueprint_ES[0, 0]
         drive.run(1)
-        expected *= 0.8
+        expected *= 0.9
         if drive.actions[-1].op[0] == PRUNE:
-            expected[blueprint] += 2.0
+            expected[blueprint] += 1.0
         assert drive.state.penalty_EK[0] == pytest.approx(expected)
     assert expected.max() > 0
 
@@ -363,7 +337,7 @@ def test_blueprint_that_does_not_fit_is_passed_over():
     drive = Drive(heuristic(), population).run(40)
     assert [slot for _, slot in drive.did(GERMINATE)] == [0, 2]
     assert kinds(drive) == [2, 0]
-    narrow = Drive(heuristic(blueprints=("norm",)), make_population(1, lifecycle=QUICK))
+    narrow = Drive(heuristic(("norm",)), make_population(1, lifecycle=QUICK))
     narrow.population.lifecycle.fits_SK[:2, 0] = False
     assert [slot for _, slot in narrow.run(30).did(GERMINATE)] == [2]
 
@@ -372,26 +346,24 @@ def test_frozen_heads_have_their_way():
     """`Drive` checks every action against the masks."""
     frozen = {
         ActionHead.BLUEPRINT: 3,
-        ActionHead.STYLE: 0,
+        ActionHead.STYLE: 1,
         ActionHead.TEMPO: 2,
         ActionHead.ALPHA_CURVE: 4,
         ActionHead.ALPHA_SPEED: 0,
     }
-    policy = heuristic(style=BlendStyle.MULTIPLY, tempo=5)
-    drive = Drive(policy, make_population(1), worthless_signals, frozen).run(60)
+    drive = Drive(heuristic(), make_population(1), worthless_signals, frozen).run(60)
     assert set(kinds(drive)) == {3}
     assert drive.did(PRUNE)
-    free = Drive(policy, make_population(1)).run(1)
-    assert free.actions[0].style.tolist() == [BlendStyle.MULTIPLY]
-    assert free.actions[0].tempo.tolist() == [1]
 
 
 def test_reset_forgets_these_members_alone():
     policy = heuristic()
-    drive = Drive(policy, make_population(3), worthless_signals).run(60)
+    drive = Drive(policy, make_population(3), worthless_signals)
+    while not drive.did(PRUNE, member=1):
+        drive.run(1)
     before = drive.state
     after = policy.reset_state(before, members(False, True, False))
-    for name in ("embargo_ES", "penalty_EK", "next_E"):
+    for name in ("embargo_ES", "penalty_EK"):
         old, new = getattr(before, name), getattr(after, name)
         assert old[1].any(), name
         assert not new[1].any()
@@ -414,31 +386,7 @@ def test_non_finite_contribution_of_one_member_leaves_the_others_alone():
 
 
 def test_unknown_blueprint_is_refused_with_the_nearest_name():
-    policy, population = heuristic(blueprints=("conv_lite",)), make_population(1)
+    policy, population = heuristic(("conv_lite",)), make_population(1)
     state = policy.initial_state(1)
     line = refused(lambda: policy.act(observe(population), masks_of(population), state))
     assert "did you mean 'conv_light'" in line
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("trigger", "platoed"),
-        ("tempo", 4),
-        ("prune_speed", 1),
-        ("seeds_at_once", 0),
-        ("incubation_limit", 0),
-        ("probation_steps", -1),
-        ("embargo_steps", -1),
-        ("keep_above_errors", float("nan")),
-        ("charge", -0.5),
-        ("charge", float("nan")),
-        ("patience_steps", -1),
-        ("penalty_decay", 1.5),
-        ("penalty_limit", -0.1),
-    ],
-)
-def test_wrong_config_is_refused_in_one_line(field: str, value: object):
-    line = refused(lambda: heuristic(**{field: value}))
-    assert field in line
-    assert str(value) in line

@@ -10,9 +10,10 @@ import pytest
 from esper.kasmina import Population
 from esper.leyline import LifecycleOp, ScoreConstants, SeedStage
 from esper.tamiyo import HeuristicPolicy
+from esper.tamiyo.heuristic import PATIENCE_STEPS, PROBATION_STEPS, STOP_AFTER
 from esper.tamiyo.topology_table import TableRow, TopologyTable
 from esper.tolaria.plan_phase import plan_masks
-from heuristic_support import charged, heuristic, members, worth
+from heuristic_support import charged, heuristic, worth
 from support import CNN_BLUEPRINTS, make_population
 from tamiyo_support import Drive, fixed_context, masks_of, observe
 
@@ -70,33 +71,30 @@ def test_without_a_table_nothing_is_planted():
 def test_a_planted_seed_goes_if_its_contribution_stays_below_its_rent(contribution, price, pruned):
     """The only seed in the output doubles the host: c_p = 0.1 times the price."""
     table = TopologyTable("any", (TableRow(9.0, ("r0c1=norm",)),))
-    policy = charged(table=table, trigger="plateaued", probation_steps=6, patience_steps=2)
-    population = make_population(1)
+    policy = charged(table=table)
+    population = make_population(1, slots=("r0c1",))
     state = planned(policy, population, [price])
     drive = Drive(policy, population, worth(contribution))
     drive.state = state
-    context = fixed_context(1, price_E=np.array([price]))
-    drive.run(20, context=context, plateaued_E=members(False))
-    assert bool(drive.did(PRUNE)) == pruned
-    if pruned:
-        ((step, slot),) = drive.did(PRUNE)
-        assert (step, slot) == (5, 1), "after probation, once patience is over"
+    drive.run(20, context=fixed_context(1, price_E=np.array([price])))
+    expected = [(PROBATION_STEPS - 1, 0)] if pruned else []
+    assert drive.did(PRUNE) == expected, "after probation, once patience is over"
 
 
 def test_a_planted_seed_that_earns_its_rent_in_between_is_kept():
     table = TopologyTable("any", (TableRow(9.0, ("r0c1=norm",)),))
-    policy = charged(table=table, trigger="plateaued", probation_steps=0, patience_steps=3)
-    population = make_population(1)
+    policy = charged(table=table)
+    population = make_population(1, slots=("r0c1",))
     drive = Drive(policy, population, worth(0.05))
     drive.state = planned(policy, population, [1.0])
-    for step in range(20):
-        drive.signals = worth(0.15 if step % 3 == 2 else 0.05)
-        drive.run(1, plateaued_E=members(False))
+    for step in range(30):
+        drive.signals = worth(0.05 if step % (PATIENCE_STEPS + 1) else 0.15)
+        drive.run(1)
     assert drive.did(PRUNE) == []
 
 
 def stopping(**changes: Any) -> LifecycleOp:
-    """The operation in step 20 of 40, when nothing else is to be done."""
+    """The operation in step 30 of 40, when it is too late for a seed."""
     population = make_population(1)
     life = population.lifecycle
     life.action_space = "full"
@@ -109,8 +107,8 @@ def stopping(**changes: Any) -> LifecycleOp:
         "plateau_steps_E": np.array([20]),
         "context": fixed_context(1, ScoreConstants(c_f=0.01), spent_E=np.array([0.5])),
     }
-    policy = heuristic(trigger="plateaued", stop_after=5)
-    obs = observe(population, 20, plateaued_E=members(False), **(facts | changes))
+    policy = heuristic()
+    obs = observe(population, 30, **(facts | changes))
     decision, _ = policy.act(obs, masks_of(population), policy.initial_state(1))
     return LifecycleOp(decision.actions.op[0])
 
@@ -120,7 +118,7 @@ def test_training_stops_where_its_slope_is_worth_less_than_its_compute():
     rising = np.linspace(0.5, 0.54, 5, dtype=np.float32)[None]
     slope_E = np.array([0.01], dtype=np.float32)
     assert stopping(val_accuracy_history_EL=rising, val_accuracy_slope_E=slope_E) is WAIT
-    assert stopping(plateau_steps_E=np.array([4])) is WAIT, "it may still be noise"
+    assert stopping(plateau_steps_E=np.array([STOP_AFTER - 1])) is WAIT, "it may still be noise"
     noisy = np.array([[0.5, 0.52, 0.48, 0.52, 0.48]], dtype=np.float32)
     assert stopping(val_accuracy_history_EL=noisy) is WAIT, "the slope is not known well enough"
     free = fixed_context(1, spent_E=np.array([0.5]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from esper.tamiyo import (
     WaitPolicy,
 )
 from esper.tamiyo.grammar import parse
-from esper.tamiyo.make_policy import make_policy, require_known_names, resolve_topology
+from esper.tamiyo.make_policy import make_policy, require_known_names
 from esper.tasks.spec import TaskSpec
 from esper.tasks.synthetic_images import synthetic_spec
 from support import refused
@@ -30,8 +29,8 @@ SPEC = replace(
 )
 
 
-def made(text: str, **changes: Any) -> PolicyProtocol[Any]:
-    return make_policy(parse(text), SPEC, **{"seed": 3, "reward": None} | changes)
+def made(text: str) -> PolicyProtocol[Any]:
+    return make_policy(parse(text), SPEC, seed=3, reward=None)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,6 @@ def test_what_a_word_says_is_what_is_built():
     assert made("random").seed == 3
     heuristic = made("heuristic:norm,conv_light")
     assert heuristic.config == HeuristicConfig(blueprints=("norm", "conv_light"))
-    assert made("heuristic", rules=HeuristicConfig(charge=0.25)).config.charge == 0.25
     assert made("static-full:norm").topology == {"r0c0": "norm", "r0c1": "norm"}
     assert made("static-full:norm:r0c1").topology == {"r0c1": "norm"}
     assert made("static-final:r0c1=norm").topology == {"r0c1": "norm"}
@@ -65,16 +63,6 @@ def test_what_a_word_says_is_what_is_built():
         ("fixed:r0c1=gate,r0c0=norm@0", [(0, "r0c1", "gate"), (0, "r0c0", "norm")]),
     ):
         assert [(e.step, e.slot, e.blueprint) for e in made(text).entries] == grown
-
-
-def test_the_result_of_a_run_is_a_topology(tmp_path):
-    path = tmp_path / "result.json"
-    rounds = [{"outcome": {"blueprint_ES": [[0, -1]]}}]
-    path.write_text(json.dumps({"slots": SLOTS, "blueprints": ["norm"], "rounds": rounds}))
-    text = f"static-final:{path}"
-    assert made(text).topology == {"r0c0": "norm"}
-    assert resolve_topology(parse(text)).topology == ("r0c0=norm",)
-    assert resolve_topology(parse("wait")) == parse("wait")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from esper.leyline.errors import EsperError
-from esper.tamiyo.topology_table import TableRow, TopologyTable, read_table, write_table
+from esper.storage.sealed_json import sealed_bytes
+from esper.tamiyo.topology_table import TableRow, TopologyTable, read_table
 from support import refused
 
 SLOTS, KINDS = ("r0c0", "r0c1"), ("norm", "conv_light")
@@ -33,7 +34,7 @@ def test_the_first_row_whose_price_is_not_exceeded_applies():
 def test_what_is_written_is_what_is_read(tmp_path):
     path = tmp_path / "t.json"
     table = TopologyTable("mine", (TableRow(1.0, ("r0c0=norm",)), TableRow(math.inf, ())))
-    write_table(path, table)
+    path.write_bytes(sealed_bytes(table))
     assert read_table(path, "mine") == table
     damaged = path.read_text().replace("r0c0", "r0c1")
     path.write_text(damaged)

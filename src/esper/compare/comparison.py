@@ -231,7 +231,7 @@ class PolicyDone:
     seconds: float
     """Wall time of its episodes."""
     means: Mapping[str, float]
-    """Mean over hosts of each of `METRICS`, by its name."""
+    """Mean of each of `METRICS` as in the tables, by its name."""
 
     def figures(self) -> dict[str, float]:
         """Its means as `METRIC/POLICY`, for trackers, which take few special characters."""
@@ -239,13 +239,16 @@ class PolicyDone:
         return {f"{name}/{label}": value for name, value in self.means.items()}
 
 
-def metric_means(result: PolicyResult) -> dict[str, float]:
-    """Mean over hosts of each of `METRICS`, by its name."""
-    return {metric.name: float(_values(metric, result).mean()) for metric in METRICS}
+def metric_means(result: PolicyResult, context: ContextSpec) -> dict[str, float]:
+    """Mean of each of `METRICS` by its name: over draws where hosts share them."""
+    return {
+        metric.name: float(result.by_draw(_values(metric, result), context).mean())
+        for metric in METRICS
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class _Standing:
     """Statistics of one metric of one policy, relative to the reference."""
 
     metric: str
@@ -267,10 +270,10 @@ class ComparedPolicy:
     policy: str
     """Canonical text of the policy."""
     result: PolicyResult
-    standings: tuple[Standing, ...]
+    standings: tuple[_Standing, ...]
     """In the order of `METRICS`."""
 
-    def standing(self, metric: str) -> Standing:
+    def standing(self, metric: str) -> _Standing:
         """Statistics of one metric."""
         return next(found for found in self.standings if found.metric == metric)
 
@@ -305,15 +308,15 @@ def compare_results(
 
 def _standing(
     metric: Metric, result: PolicyResult, reference: PolicyResult | None, context: ContextSpec
-) -> Standing:
+) -> _Standing:
     ours_N = result.by_draw(_values(metric, result), context)
     mean, iqm = student_estimate(ours_N), interquartile_estimate(ours_N)
     if reference is None:
-        return Standing(metric.name, mean, iqm, None, None)
+        return _Standing(metric.name, mean, iqm, None, None)
     theirs_N = reference.by_draw(_values(metric, reference), context)
     sign = 1.0 if metric.higher_is_better else -1.0
     improvement = improvement_estimate(sign * ours_N, sign * theirs_N)
-    return Standing(metric.name, mean, iqm, paired_difference(ours_N, theirs_N), improvement)
+    return _Standing(metric.name, mean, iqm, paired_difference(ours_N, theirs_N), improvement)
 
 
 def _values(metric: Metric, result: PolicyResult) -> Doubles:

@@ -42,12 +42,11 @@ class Compare(ComputeSettings):
     ]
     """The first is the reference. wait, wait:FACTOR (trained FACTOR times as long), wait:as:POLICY
     (with the compute of that policy), random, heuristic[:BLUEPRINT,BLUEPRINT], heuristic:TABLE.json
-    (plants by a table price -> topology), heuristic:RULES.toml (rules of a file),
-    fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]], fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP],
-    static-full[:BLUEPRINT[:SLOT,SLOT]], static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT,
-    static-final:RESULT.json of a run, static-final:POLICY (per host the final topology of that
-    policy), table:TABLE.json (planted by price), restart:STEP,ACCURACY[,TIMES] (the host, which
-    begins anew below that accuracy), asha:N (the best of N planted topologies by successive
+    (plants by a table price -> topology), fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
+    fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP], static-full[:BLUEPRINT[:SLOT,SLOT]],
+    static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:POLICY (per host the final topology of
+    that policy), table:TABLE.json (planted by price), restart:STEP,ACCURACY[,TIMES] (the host,
+    which begins anew below that accuracy), asha:N (the best of N planted topologies by successive
     halving), best-of:M[,STEP] (the best of M initialisations of the host), the folder of a saved
     controller, checkpoint or run, sampled:FOLDER to sample its actions instead of acting greedily,
     blind:FOLDER to hide its learning curve, untrained:FOLDER as it began (stands beside every

@@ -88,6 +88,10 @@ class Judged:
         """n of intervals: members, or contexts that members share."""
         return len(np.unique(self.draw_E))
 
+    def mean(self, values_E: Doubles | Ints) -> float:
+        """Mean over `draws`, as differences are: those of two policies subtract to theirs."""
+        return float(group_means(np.asarray(values_E, np.float64), self.draw_E).mean())
+
     def difference(self, other: str) -> Doubles:
         """Score of another policy minus that of the learned one, for each of `draws`."""
         mine, theirs = (self.by_policy[name].result.outcome for name in (LEARNED, other))
@@ -251,11 +255,11 @@ def judgement_table(judged: Judged) -> Table:
         done, outcome = run.result, run.result.outcome
         row = [
             name,
-            f"{outcome.score_E.mean():.4f}",
-            f"{_score_on_test(done).mean():.4f}",
-            f"{done.test_E.mean():.1%}",
-            f"{1 + outcome.added_params_E.mean() / host:.2f}",
-            f"{run.compute_E.mean():.2f}",
+            f"{judged.mean(outcome.score_E):.4f}",
+            f"{judged.mean(_score_on_test(done)):.4f}",
+            f"{judged.mean(done.test_E):.1%}",
+            f"{1 + judged.mean(outcome.added_params_E) / host:.2f}",
+            f"{judged.mean(run.compute_E):.2f}",
         ]
         if name != LEARNED:
             mean, low, high = (float(x) for x in t_interval(judged.difference(name)))

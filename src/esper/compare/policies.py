@@ -19,12 +19,11 @@ import numpy as np
 
 from esper.compare.comparison import PolicyResult
 from esper.compare.config import Compare
+from esper.compare.own import own_policy, own_settings
 from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Ints
-from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
-from esper.leyline.user_errors import user_code
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
@@ -35,18 +34,14 @@ from esper.simic.training.config import (
 )
 from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import ETA, rung_steps
-from esper.tamiyo.frozen_heads import FrozenHeads, read_frozen
+from esper.tamiyo.frozen_heads import FrozenHeads
 from esper.tamiyo.grammar import ParsedPolicy, unique_labels
-from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
-    heuristic_config,
     make_policy,
     require_decision_step,
     require_known_names,
-    resolve_topology,
     spec_for,
     static_policy,
-    with_plan_phase,
 )
 from esper.tamiyo.policy import Policy, PolicyClient
 from esper.tamiyo.replay import require_same_names
@@ -83,8 +78,6 @@ class Identity:
     limits: Limits
     agent: str = ""
     """Checksum of a controller's save, or of the file of a policy of your own; else empty."""
-    rules: HeuristicConfig | None = None
-    """Settings of the heuristic, whose defaults may change between versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +123,7 @@ class PolicyEntry:
         if self.own is not None:
             return PolicyClient(self.own(), reward)
         parsed = replace(self.parsed, found_by=None) if self.parsed.kind == "wait" else self.parsed
-        rules = self.identity.rules
-        return make_policy(parsed, self.spec, seed=seed, reward=reward, rules=rules)
+        return make_policy(parsed, self.spec, seed=seed, reward=reward)
 
     @property
     def needs_result(self) -> bool:
@@ -187,7 +179,6 @@ def make_entry(
         return _own_entry(parsed, spec, files or UserFiles())
     if parsed.searches:
         return search_entry(parsed, spec)
-    parsed = resolve_topology(parsed)
     require_known_names(parsed, spec.slots, spec.blueprints)
     entry = baseline_entry(parsed, spec)
     entry.policy(config.first_seed)  # raises on a bad step, slot or topology
@@ -212,8 +203,7 @@ def baseline_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     spec = spec_for(parsed, spec)
     static = parsed.kind in ("static-full", "static-final") and spec.context.capped > 0
     limits = planted_limits(spec) if static or parsed.kind == "table" else Limits(spec.blueprints)
-    known = heuristic_config(parsed, spec) if parsed.kind == "heuristic" else None
-    return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits, rules=known))
+    return PolicyEntry(parsed, spec, Identity(_canonical_policy(parsed, spec), limits))
 
 
 def search_entry(parsed: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
@@ -239,41 +229,11 @@ def _decides_once(parsed: ParsedPolicy) -> bool:
 def _own_entry(parsed: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
     """Entry of a policy in a user's file, which is run here."""
     make = own_policy(files, parsed)
-    policy, where = make(), f"of {parsed.text}"
-    spec = with_plan_phase(spec) if policy.plans else spec
-    for name in policy.blueprints:
-        if name not in spec.blueprints:
-            raise unknown_name("blueprint", name, spec.blueprints, where)
-    spec = replace(spec, blueprints=policy.blueprints or spec.blueprints)
-    population = PopulationConfig(
-        frozen_heads=read_frozen(policy.frozen_heads, spec.blueprints),
-        counterfactual_stride=policy.counterfactual_stride,
-    )
-    population.check(spec)
-    limits = Limits.of(spec, population)
+    spec, population = own_settings(make(), parsed, spec, PopulationConfig())
     assert parsed.path is not None  # the parser gives it
     digest = hashlib.sha256(parsed.path.read_bytes()).hexdigest()
-    return PolicyEntry(parsed, spec, Identity(f"own:{parsed.name}", limits, digest), own=make)
-
-
-def own_policy(files: UserFiles, parsed: ParsedPolicy) -> Callable[[], Policy]:
-    """What makes a policy of the user's; runs the file."""
-    found = files.find(parsed.text)
-    if not callable(found):
-        raise EsperError(f"policy {shown(parsed.text)}: name a class derived from esper.Policy")
-
-    def make() -> Policy:
-        what = f"policy {shown(parsed.text)} cannot be made"
-        with user_code(what, "it is called without arguments", TypeError):
-            policy = found()
-        if not isinstance(policy, Policy):
-            raise EsperError(
-                f"policy {shown(parsed.text)}: {type(policy).__name__} is not an esper.Policy; "
-                f"derive its class from that"
-            )
-        return policy
-
-    return make
+    identity = Identity(f"own:{parsed.name}", Limits.of(spec, population), digest)
+    return PolicyEntry(parsed, spec, identity, own=make)
 
 
 def planted_limits(spec: TaskSpec) -> Limits:
@@ -345,9 +305,8 @@ def static_final_entry(found_by: PolicyEntry, parsed: ParsedPolicy) -> PolicyEnt
 
 def _canonical_policy(parsed: ParsedPolicy, spec: TaskSpec) -> str:
     """Canonical text of a policy; part of its identity on disk."""
-    if parsed.kind == "table":
-        assert parsed.path is not None  # the parser rejects table without an argument
-        return f"table:{read_table(parsed.path, spec.name).digest}"
+    if parsed.kind in ("table", "heuristic") and parsed.path is not None:
+        return f"{parsed.kind}:{read_table(parsed.path, spec.name).digest}"
     if parsed.kind == "wait" and parsed.longer != 1.0:
         return f"wait:{parsed.longer:g}"
     if parsed.kind == "restart":

@@ -60,7 +60,7 @@ def score_table(found: Comparison) -> Table:
     table = Table(title=escape(_title_of(found)), box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     first = escape(shorten(found.policies[0].label, LABEL_SHOWN // 2))
-    for name in ("score (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
+    for name in ("mean score (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
         table.add_column(name, justify="right")
     for policy in found.policies:
         standing = policy.standing(score.name)
@@ -77,7 +77,8 @@ def score_table(found: Comparison) -> Table:
 
 def cost_table(found: Comparison) -> Table:
     """Mean accuracy, size and cost of every policy."""
-    table = Table(title="means over hosts", box=SIMPLE_HEAD)
+    over = "contexts" if found.settings.context.varies_rounds else "hosts"
+    table = Table(title=f"means over {over}", box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
     names = {"score_test": "score on test", "test": "test", "accuracy": "val_score",
              "parameters": "parameters", "macs": "MACs",
@@ -151,22 +152,20 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _metric_part(found: Comparison, metric: Metric) -> str:
     first = found.policies[0].label
     better = "higher" if metric.higher_is_better else "lower"
-    head = ("policy", "mean (t)", "IQM (bootstrap)", f"minus {first} (t)",
-            f"minus {first} (bootstrap)", f"P({better})", "better on")  # fmt: skip
+    head = ("policy", "mean (t)", f"mean, minus {first} (t)", f"mean, minus {first} (bootstrap)",
+            "IQM (bootstrap)", f"P({better})", "better on")  # fmt: skip
     rows = []
     for policy in found.policies:
         standing = policy.standing(metric.name)
-        row = [
-            policy.label,
-            interval(standing.mean),
-            interval(standing.iqm),
-        ]
+        iqm = interval(standing.iqm)
+        row = [policy.label, interval(standing.mean)]
         if standing.difference is None or standing.improvement is None:
-            row += ["the reference", "", "", ""]
+            row += ["the reference", "", iqm, "", ""]
         else:
             row += [
                 signed_interval(standing.difference.student),
                 signed_interval(standing.difference.bootstrap),
+                iqm,
                 interval(standing.improvement),
                 _wins(policy, metric),
             ]

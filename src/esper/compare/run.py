@@ -230,7 +230,7 @@ def _policy_done(
         policies=policies,
         hosts=result.hosts,
         seconds=float(result.seconds_G.sum()),
-        means=metric_means(result),
+        means=metric_means(result, entry.spec.context),
     )
 
 

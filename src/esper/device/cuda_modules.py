@@ -14,10 +14,6 @@ _MAX_DYNAMIC_SHARED: Final = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
 _SHARED_CARVEOUT: Final = 9
 """CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent; the rest is L1."""
-_REGISTERS: Final = 4
-"""CU_FUNC_ATTRIBUTE_NUM_REGS"""
-_LOCAL_BYTES: Final = 3
-"""CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES"""
 
 
 class DriverError(EsperError):
@@ -69,7 +65,7 @@ class CudaFunction:
     """A kernel whose only argument is a structure."""
 
     def __init__(self, name: str, handle: ctypes.c_void_p, shared_bytes: int) -> None:
-        self._name, self._handle, self._shared_bytes = name, handle, shared_bytes
+        self._name, self.handle, self._shared_bytes = name, handle, shared_bytes
 
     def launch(self, grid: tuple[int, int, int], threads: int, args: ctypes.Structure) -> None:
         """Launch on torch's current stream; never synchronises."""
@@ -77,16 +73,6 @@ class CudaFunction:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))
         code = _driver().cuLaunchKernel(
-            self._handle, *grid, threads, 1, 1, self._shared_bytes, stream, parameters, None
+            self.handle, *grid, threads, 1, 1, self._shared_bytes, stream, parameters, None
         )
         _check(code, f"launching {self._name} on a grid of {grid}")
-
-    def resources(self) -> tuple[int, int]:
-        """Return registers of a thread, and bytes of its local memory (spilled registers)."""
-        found = []
-        for attribute in (_REGISTERS, _LOCAL_BYTES):
-            value = ctypes.c_int()
-            code = _driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self._handle)
-            _check(code, f"reading about {self._name}")
-            found.append(value.value)
-        return found[0], found[1]

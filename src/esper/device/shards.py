@@ -40,7 +40,7 @@ _SOURCE_LINE: Final = re.compile(r"\[/\S+:\d+\] ")
 """Where in gloo's source an error arose."""
 
 
-class LostRankError(EsperError):
+class _LostRankError(EsperError):
     """Another process ended or does not answer."""
 
 
@@ -210,7 +210,7 @@ class Shards:
             text = " ".join(str(error).split())
             if not _is_transport_error(error, text):
                 raise
-            raise LostRankError(
+            raise _LostRankError(
                 f"rank {self.rank} of {self.size} ({socket.gethostname()}) lost contact with the "
                 f"others ({transport_reason(error)}): the first error of another rank says why"
             ) from error

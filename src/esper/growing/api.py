@@ -50,7 +50,6 @@ def grow(
     inherit: bool = False,
     widths: Sequence[float] | Literal["auto"] = "auto",
     depths: Sequence[float] | Literal["auto"] = "auto",
-    policy: str = "auto",
     epochs: float | Literal["auto"] = "auto",
     train_step: Callable[..., Any] | None = None,
     optimizer: str | Callable[..., Any] = "auto",

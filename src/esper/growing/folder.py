@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data.encoding import Encoding
@@ -64,7 +64,7 @@ class GrowInfo:
     fingerprint: str
     """Of the data."""
     architecture: str
-    """SHA-256 of the names and shapes of the model's tensors."""
+    """SHA-256 of what the model computes, but for its weights (`digests.model_digest`)."""
     notes: tuple[str, ...]
     """What was decided about the data."""
     loss: str
@@ -283,14 +283,3 @@ def read_sources(files: Sequence[str | os.PathLike[str]]) -> dict[str, bytes]:
                 f"exist, or leave it out"
             ) from error
     return found
-
-
-def architecture_of(model: nn.Module) -> str:
-    """SHA-256 of the names and shapes of a model's parameters and buffers."""
-    import hashlib
-
-    described = [
-        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    ]
-    return hashlib.sha256("\n".join(described).encode()).hexdigest()

@@ -77,7 +77,7 @@ class Ladder(Proposals):
     def first(self) -> Row:
         """The model as given; in full, if time is not limited, or it is only the reference."""
         competes = self.networks.allows(0, self.networks.base.bare)
-        short = self.settings.timed and self.settings.policy == "ladder" and competes
+        short = self.settings.timed and competes
         return self._model(self._length(0) if short else self.full)
 
     def in_full(self, table: Table) -> Row:
@@ -132,14 +132,13 @@ class Ladder(Proposals):
     ) -> list[Row]:
         """What a rung proposes, as far as its share of the budget pays for it."""
         wanted = self._fresh(self._proposals(rung, rows), rows)
-        share = 1.0 if self.settings.policy == "random" else SHARES.get(rung, 1.0)
-        return self._affordable(wanted, cost, left, share * left, least)
+        return self._affordable(wanted, cost, left, SHARES.get(rung, 1.0) * left, least)
 
     def meanwhile(self, table: Table) -> Iterator[Row]:
         """Further rows of the last rung, for processes that would wait for its longest run."""
         rung = table.rungs - 1
         earlier = [row for row in table.rows if row.rung < rung]
-        if rung or self.settings.policy == "random":
+        if rung:
             near = self._neighbours(rung, earlier, self._generator(rung))
             yield from self._fresh(purposed("neighbour", near), table.rows)
         else:
@@ -327,8 +326,6 @@ class Ladder(Proposals):
 
     def _proposals(self, rung: int, rows: Sequence[Row]) -> Iterator[Row]:
         generator = self._generator(rung)
-        if self.settings.policy == "random":
-            return purposed("random", self._random(rung, generator))
         if rung == 0:
             return purposed("opening", self._widths(rung))
         near = purposed("neighbour", self._neighbours(rung, rows, generator))

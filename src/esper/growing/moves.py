@@ -135,15 +135,6 @@ class Space:
             if low <= size <= min(high, samples):
                 yield self.lasting(replace(recipe, batch_size=size), self.length(recipe))
 
-    def random(self, generator: np.random.Generator) -> Recipe:
-        """Any recipe, in full."""
-        return replace(
-            self.recipe,
-            lr=pick(self.rates, generator),
-            augment=pick(self.augments, generator),
-            label_smoothing=pick(self.smoothings, generator),
-        )
-
 
 def pick(options: Sequence[T], generator: np.random.Generator) -> T:
     """One of several, at random."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from esper.growing.data.parts import GrowPart, Inputs
 from esper.growing.data.reading import GrowData
 from esper.growing.data.streams import StreamSource
-from esper.growing.folder import architecture_of
+from esper.growing.digests import model_digest
 from esper.growing.model_checks import check_against_model, model_failure
 from esper.growing.settings import GrowSettings
 from esper.kasmina.layers.initialisation import build
@@ -38,6 +38,7 @@ class Problem:
     loss: TrainingLoss
     metric: Metric
     architecture: str
+    """Digest of what the model computes, but for its weights."""
     weighted: bool = False
     """Samples have weights."""
 
@@ -71,7 +72,7 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     )
     check_against_model(data, made, outputs)
     metric = _checked_metric(settings.metric, made, data)
-    return Problem(model, trace, data, made, metric, architecture_of(trace.factory()), weighted)
+    return Problem(model, trace, data, made, metric, model_digest(trace), weighted)
 
 
 def _traced(model: Model, data: GrowData, settings: GrowSettings) -> HostTrace:

@@ -18,8 +18,7 @@ import numpy as np
 from esper.growing.moves import SAME, Space, pick
 from esper.growing.networks import Networks
 from esper.growing.runs import Origin, Purpose, Recipe, Row, finished, known, out_of_reach
-from esper.growing.settings import Policy
-from esper.growing.topologies import EMPTY, Topology, with_seed
+from esper.growing.topologies import Topology
 from esper.leyline.streams import stream_seed
 from esper.plotting.pareto import pareto, survivors
 
@@ -63,7 +62,6 @@ class LadderSettings:
     """Score of the best constant prediction, higher being better; NaN: not known."""
     best: float = 1.0
     """Score of perfect outputs, higher being better; NaN: not known."""
-    policy: Policy = "ladder"
     inherit: bool = False
     """Whether runs may start from the weights of others, with a seed more or less."""
     timed: bool = False
@@ -366,22 +364,6 @@ class Proposals:
             origin = "grown" if more else "pruned"
         row = self._row(rung, parent.variant, topology, recipe, origin, parent)
         yield replace(row, start=parent.number if grows else None)
-
-    # ---- at random --------------------------------------------------------------------
-
-    def _random(self, rung: int, generator: np.random.Generator) -> Iterator[Row]:
-        """Any network at any rate, in full."""
-        networks = self.networks
-        for _ in range(100 * MAX_RUNS):
-            variant = int(generator.integers(len(networks.variants)))
-            held = networks.variants[variant]
-            topology = held.bare
-            for slot in range(len(topology)):
-                if generator.random() < 1.0 / (1 + len(topology)):
-                    options = (EMPTY, *held.options(slot))
-                    topology = with_seed(topology, slot, pick(options, generator))
-            recipe = self.space.random(generator)
-            yield self._row(rung, variant, topology, recipe, origin_of(variant, topology))
 
 
 def purposed(purpose: Purpose, rows: Iterable[Row]) -> Iterator[Row]:

@@ -1,7 +1,8 @@
 """After the choice: the pick and the user's model once more, on training and validation samples.
 
 The same network, start and recipe, for as many epochs. Validation cannot judge what it has trained:
-weights that have learnt less than those of the search are dropped.
+weights that have learnt less than those of the search are dropped. Both are taken or neither, as
+they are compared.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -25,7 +26,7 @@ from esper.growing.ranks import noted
 from esper.growing.runs import Recipe, Row
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
-from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from esper.growing.trainers.task import Task
 from esper.leyline.user_errors import format_error
 
@@ -66,49 +67,75 @@ class Refit:
         return needed if needed <= MAX_SHARE * self._clock.limit else 0.0
 
     def weights(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> dict[int, dict[str, Tensor]]:
-        """By number the new weights of some finished runs, as far as there is time for them all."""
+        """By number the new weights of some finished runs: of all of them, or of none.
+
+        They are compared with each other, so none may have had more samples.
+        """
         kept = {row.number: self._folder.read_refit(row.number) for row in rows}
         found = {number: weights for number, weights in kept.items() if weights is not None}
         missing = [row for row in rows if row.number not in found]
         needed = self._growth * sum(map(self._clock.whole_run, missing))
-        if not missing or needed > self._clock.left + self._clock.reserved:
+        if not missing:
             return found
+        if needed > self._clock.left + self._clock.reserved:
+            return {}
         self._printer.phase("refit on training and validation samples")
-        by_number = {row.number: row for row in missing}
-        with noted([signal.SIGINT], self._stop), costs_nothing(self._printer.say):
-            for outcome in self._train(missing, all_rows):
-                row = by_number[outcome.number]
-                if not self._stopped and _has_learnt(row, outcome):
-                    found[row.number] = dict(outcome.weights)
-                    self._folder.save_weights(row.number, outcome.weights, refit=True)
-                else:
-                    why = f"failed ({outcome.failed})" if outcome.failed else "has learnt less"
-                    why = "was stopped" if self._stopped else why
-                    self._printer.say(f"a refit {why}: the weights of the search are kept")
-        return found
+        taken: dict[int, dict[str, Tensor]] = {}
+        with costs_nothing(self._printer.say):
+            lack = self._train(missing, all_rows, found)
+            if lack:
+                self._printer.say(f"a refit {lack}: the weights of the search are kept")
+            else:
+                for row in missing:
+                    self._folder.save_weights(row.number, found[row.number], refit=True)
+                taken = found
+        return taken
+
+    def _train(
+        self, rows: Sequence[Row], all_rows: Sequence[Row], found: dict[int, dict[str, Tensor]]
+    ) -> str:
+        """Train runs again; why one of them cannot be taken, empty: all can."""
+        by_number = {row.number: row for row in rows}
+        outcomes = train_on(self._task, self._samples(), self._jobs(rows, all_rows), self._tick)
+        with noted([signal.SIGINT], self._stop), contextlib.closing(outcomes):
+            for outcome in outcomes:
+                row = by_number.pop(outcome.number)
+                if self._stopped:
+                    return "was stopped"
+                if outcome.failed:
+                    return f"failed ({outcome.failed})"
+                if outcome.finite and outcome.trained < self._recipe(row).batches:
+                    return "ran out of time"
+                if not _has_learnt(row, outcome):
+                    return "has learnt less"
+                found[row.number] = dict(outcome.weights)
+        return "ran out of time" if by_number else ""
 
     def _stop(self) -> None:
         """Ctrl-C: the result of the search is written at once."""
         self._stopped = True
 
-    def _train(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> Iterator[Outcome]:
+    def _samples(self) -> Samples:
+        """Those of training and of validation."""
+        train, val = self._task.train, self._task.val
+        assert isinstance(train, Samples)
+        both = zip(train.values, val.values, strict=True)
+        return Samples(
+            [torch.cat([one, other.to(one.device)]) for one, other in both],
+            torch.cat([train.targets, val.targets.to(train.targets.device)]),
+        )
+
+    def _jobs(self, rows: Sequence[Row], all_rows: Sequence[Row]) -> Iterator[Job]:
+        build = self._networks.build
+        for row in rows:
+            yield Job(
+                row.number, partial(build, row, all_rows), self._recipe(row), row.seed, judged=False
+            )
+
+    def _recipe(self, row: Row) -> Recipe:
         task = self._task
         assert isinstance(task.train, Samples)
-        both = zip(task.train.values, task.val.values, strict=True)
-        merged = Samples(
-            [torch.cat([one, other.to(one.device)]) for one, other in both],
-            torch.cat([task.train.targets, task.val.targets.to(task.train.targets.device)]),
-        )
-        jobs = [
-            Job(row.number, partial(self._networks.build, row, all_rows),
-                refit_recipe(row.recipe, len(task.train), len(task.val)), row.seed, judged=False)
-            for row in rows
-        ]  # fmt: skip
-        trainer = process_trainer(replace(task, train=merged))
-        try:
-            yield from trainer.train(iter(jobs), self._tick)
-        finally:
-            trainer.close()
+        return refit_recipe(row.recipe, len(task.train), len(task.val))
 
     def _tick(self, running: Sequence[Running]) -> bool:
         if running:
@@ -127,18 +154,28 @@ def costs_nothing(say: Callable[[str], None]) -> Iterator[None]:
         say(f"a refit failed ({format_error(error)}): the weights of the search are kept")
 
 
+def train_on(
+    task: Task, samples: Samples, jobs: Iterator[Job], tick: Tick
+) -> Generator[Outcome, None, None]:
+    """Train runs of a search once more, on other samples."""
+    trainer = process_trainer(replace(task, train=samples))
+    try:
+        yield from trainer.train(jobs, tick)
+    finally:
+        trainer.close()
+
+
 def refit_recipe(recipe: Recipe, train: int, val: int) -> Recipe:
     """As many epochs of training and validation samples together."""
     return replace(recipe, batches=max(1, round((1.0 + val / train) * recipe.batches)))
 
 
 def _has_learnt(row: Row, outcome: Outcome) -> bool:
-    """Whether it came to its end, with a training loss about as low as that of the search's run."""
+    """Whether its training loss is about as low in the end as that of the search's run."""
     if not outcome.finite or not outcome.curve or not row.curve:
         return False
     first, last, now = row.curve[0][1], _at_the_end(row.curve), _at_the_end(outcome.curve)
-    whole = outcome.trained >= row.recipe.batches
-    return whole and now <= last + (1.0 - PROGRESS) * abs(first - last)
+    return now <= last + (1.0 - PROGRESS) * abs(first - last)
 
 
 def _at_the_end(curve: Sequence[tuple[int, float]]) -> float:

@@ -18,6 +18,7 @@ from esper.kasmina.export.export import export_model, require_suffix
 from esper.leyline.codec import LATER, read_record
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate
+from esper.leyline.variants import read_variant
 from esper.storage.sealed_json import read_document
 
 
@@ -110,6 +111,16 @@ class GrownNetwork:
     def recipe(self) -> Recipe:
         """How it was trained."""
         return self.record.recipe
+
+    @property
+    def width(self) -> float:
+        """Its width as a multiple of the given model's."""
+        return read_variant(self.record.variant)[0]
+
+    @property
+    def depth(self) -> float:
+        """Its depth as a multiple of the given model's."""
+        return read_variant(self.record.variant)[1]
 
     @property
     def model(self) -> nn.Module:

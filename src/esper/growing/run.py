@@ -19,8 +19,9 @@ from esper.device.memory import free_bytes
 from esper.device.selection import parse_device
 from esper.growing.budget import Budget
 from esper.growing.clock import Clock
-from esper.growing.data.parts import GrowPart, tensor_digest
+from esper.growing.data.parts import GrowPart
 from esper.growing.data.streams import StreamSource
+from esper.growing.digests import tensor_digest
 from esper.growing.folder import GROW, GrowFolder, GrowInfo, read_info, read_table
 from esper.growing.ladder import MAX_SHARE, Ladder
 from esper.growing.mirrors import look_alike_mirrored
@@ -42,7 +43,7 @@ from esper.growing.recipes import (
     fewer_samples,
     longest_run,
 )
-from esper.growing.refit import Refit, costs_nothing
+from esper.growing.refit import Refit, costs_nothing, train_on
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
 from esper.growing.search import Search
@@ -50,7 +51,6 @@ from esper.growing.settings import WHERE, GrowSettings
 from esper.growing.trainers.augment import NONE, check_augmentation, levels
 from esper.growing.trainers.choose import trainer_for
 from esper.growing.trainers.data import Samples, StreamReader
-from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.job import Job, Trainer
 from esper.growing.trainers.own_training import OWN, OwnTraining
 from esper.growing.trainers.probe import batch_seconds
@@ -134,6 +134,7 @@ class GrowRun:
         self.constant = problem.constant_score(data.val)
         """Validation score of the best constant prediction."""
         self.networks = Networks(problem, settings, budget, self.device.type, size)
+        self._given = settings.record()  # before a probe calls functions that may count it
 
     def _own_training(self) -> OwnTraining:
         """What of the training is the user's."""
@@ -394,7 +395,6 @@ class GrowRun:
                 lower_is_better=not metric.higher_is_better,
                 worst=float(metric.merit(self.constant)),
                 best=float(metric.merit(metric.best)),
-                policy=settings.search_policy,
                 inherit=settings.inherit,
                 timed=timed,
                 early=timed and self.trainer.prioritises,
@@ -506,9 +506,8 @@ class GrowRun:
         names = [variant.name for variant in self.networks.variants]
         variant = self.networks.variants[names.index(record.variant)]
         build = partial(variant.build, record.topology, record.seed)
-        job = Job(0, build, recipe, record.seed, judged=False)
-        trainer = EagerTrainer(replace(self.task, train=data))
-        (outcome,) = trainer.train(iter([job]), lambda _: time.monotonic() > until)
+        jobs = iter([Job(0, build, recipe, record.seed, judged=False)])
+        (outcome,) = train_on(self.task, data, jobs, lambda _: time.monotonic() > until)
         if outcome.failed:
             raise EsperError(outcome.failed)
         if outcome.trained < recipe.batches:
@@ -560,7 +559,7 @@ class GrowRun:
             clip=settings.clip or 0.0,
             full_length=self.full.batches,
             higher_is_better=problem.metric.higher_is_better,
-            settings=settings.record(),
+            settings=self._given,
             encoding=problem.data.encoding,
             host_latency=self._base_latency,
         )
@@ -570,11 +569,14 @@ class GrowRun:
         before, later = read_info(path), dict(now.settings)
         given = [(name, old, later.get(name)) for name, old in before.settings if name not in WHERE]
         found = [(text, getattr(before, name), getattr(now, name)) for name, text in FOUND.items()]
+        python = dict(before.versions).get("python", "")
+        other = python.split(".")[:2] != dict(now.versions)["python"].split(".")[:2]
+        same = f"the same under Python {python}" if other else "the same"
         for text, old, new in (*given, *found):
             if old != new:
                 raise EsperError(
                     f"resume {path}: it was started with other {text} ({str(old)[:40]}, now "
-                    f"{str(new)[:40]}); give the same, or start a new run"
+                    f"{str(new)[:40]}); give {same}, or start a new run"
                 )
         return replace(before, budget=now.budget, runs=now.runs)
 

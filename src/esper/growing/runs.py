@@ -68,7 +68,7 @@ class How:
     """`eager`, `captured`, `sharded over N ranks`."""
     precision: str = "float32"
     bitwise: bool = True
-    """False: an operation of the network has no deterministic kernel there."""
+    """False: an operation of the network has no deterministic kernel there, or GPUs share it."""
     note: str = ""
     """Why it was not captured, on a GPU; or not trained at all."""
 

@@ -181,7 +181,7 @@ class Search:
     def _finale(self) -> list[Row]:
         """The last long runs, if it is time for them."""
         ladder, clock = self.ladder, self.clock
-        if not ladder.settings.timed or ladder.settings.policy != "ladder":
+        if not ladder.settings.timed:
             return []
         few = clock.predict(ladder.in_full(self.table)) > FEW * clock.left
         if self.table.rungs <= FULL_RUNG and not few:

@@ -25,8 +25,6 @@ else:  # what a command line can hold; --help loads no torch
     Device = Function = str
     Tensor = Sequence[float]
 
-Policy = Literal["ladder", "random"]
-"""`random`: networks, rates and lengths drawn at random, to compare with."""
 Optimizer = Literal["adamw", "sgd", "own"]
 StreamChoice = Literal["auto", "always", "never"]
 EXECUTORS: Final = ("auto", "sharded")
@@ -81,9 +79,6 @@ class GrowSettings:
     depths: Sequence[float] | Literal["auto"] = "auto"
     """Multiples of the number of its blocks to try besides, three at most, none if empty, where the
     model repeats blocks; auto: half and twice."""
-    policy: str = "auto"
-    """How runs are proposed: ladder (the default), or random, to compare with: any width, seeds and
-    rate, in full runs."""
     epochs: float | Literal["auto"] = "auto"
     """Length of a full training run; auto: about 1,500 batches, but 4 to 80 epochs."""
     train_step: Function | None = None
@@ -123,7 +118,6 @@ class GrowSettings:
 
     def __post_init__(self) -> None:
         take_numpy_values(self, _NUMBERS)
-        _require_one_of("policy", self.policy, ("auto", *get_args(Policy)))
         _require_one_of("executor", self.executor, EXECUTORS)
         _require_one_of("stream", self.stream, get_args(StreamChoice))
         if not _is_function(self.optimizer):
@@ -181,20 +175,13 @@ class GrowSettings:
         ]  # fmt: skip
 
     @property
-    def search_policy(self) -> Policy:
-        """The policy, decided."""
-        return "random" if self.policy == "random" else "ladder"
-
-    @property
     def smoothing(self) -> float:
         """Label smoothing of the first runs."""
         return 0.0 if self.label_smoothing == "auto" else self.label_smoothing
 
     def record(self) -> tuple[tuple[str, str], ...]:
         """(name, value) of each setting, as grow.json holds them; a resume compares them."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        given["policy"] = self.search_policy
-        return tuple((name, _text(value)) for name, value in given.items())
+        return tuple((field.name, _text(getattr(self, field.name))) for field in fields(self))
 
 
 def _require_one_of(name: str, value: object, valid: Sequence[str]) -> None:
@@ -237,4 +224,13 @@ def _text(value: Any) -> str:
         return ", ".join(map(_text, value))
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value:.17g}"
-    return getattr(value, "__name__", type(value).__name__) if callable(value) else str(value)
+    return _function_text(value) if callable(value) else str(value)
+
+
+def _function_text(function: Any) -> str:
+    """A function by its code, and its name."""
+    from esper.growing.digests import function_digest
+
+    named = getattr(function, "func", function)  # of a partial
+    name = getattr(named, "__name__", type(named).__name__)
+    return f"code {function_digest(function)[:12]} of {name}"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from esper.growing.folder import GrowInfo
+from esper.growing.moves import SAME
 from esper.growing.result import NetworkRecord
 from esper.growing.runs import Row
 from esper.leyline.statistics import Estimate
@@ -74,7 +75,7 @@ def tried_of(rows: Sequence[Row], info: GrowInfo, complete: bool) -> Tried:
     """What a search has tried."""
     batches = info.length
     trained = [one for one in rows if one.ended]
-    full = [one for one in trained if one.status == "finished" and one.trained >= batches]
+    full = [one for one in trained if one.status == "finished" and _in_full(one, info)]
     picked = [one for one in full if info.budget.allows(one.params, one.macs, one.latency)]
     return Tried(
         networks=len(trained),
@@ -88,6 +89,12 @@ def tried_of(rows: Sequence[Row], info: GrowInfo, complete: bool) -> Tried:
         wanted_batches=max(batches, info.full_length),
         complete=complete,
     )
+
+
+def _in_full(row: Row, info: GrowInfo) -> bool:
+    """Whether a run had as many samples as a full one, up to whole batches of its size."""
+    wanted = info.length * info.batch_size / row.recipe.batch_size
+    return wanted - row.trained <= max(SAME * wanted, 0.5)
 
 
 def verdict(facts: Facts) -> str:

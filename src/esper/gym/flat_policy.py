@@ -1,4 +1,4 @@
-"""`FlatPolicy`: a model trained on an environment's flat actions as a policy of `esper compare`.
+"""`FlatPolicy`: a model trained on an environment's flat actions as an `esper.Policy`.
 
     class Trained(esper.gym.FlatPolicy):              # in mine.py
         frozen_heads = "plain"                        # as in the training environment

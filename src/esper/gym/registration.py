@@ -12,10 +12,10 @@ NAMESPACE: Final = "esper"
 VERSION: Final = 0
 
 
-def env_id(task: str) -> str:
+def _env_id(task: str) -> str:
     """Id of a task's environment.
 
-    >>> env_id("digits_impaired")
+    >>> _env_id("digits_impaired")
     'esper/digits_impaired-v0'
     """
     return f"{NAMESPACE}/{task}-v{VERSION}"
@@ -27,9 +27,9 @@ def register_tasks() -> None:
     Called when `esper.gym` is imported; call it again after registering a task of your own.
     """
     for task in task_names():
-        if env_id(task) not in gymnasium.registry:
+        if _env_id(task) not in gymnasium.registry:
             gymnasium.register(
-                id=env_id(task),
+                id=_env_id(task),
                 entry_point="esper.gym.single_env:EsperEnv",
                 vector_entry_point="esper.gym.vector_env:EsperVectorEnv",
                 kwargs={"task": task},

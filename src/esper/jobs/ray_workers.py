@@ -66,7 +66,7 @@ class RayWorkers:
         """Start an actor; it is ready when the cluster has room for it."""
         self._lives += 1
         self._life[worker] = self._lives
-        kind = ray.remote(max_restarts=0, **self._resources)(RayWorker)
+        kind = ray.remote(max_restarts=0, **self._resources)(_RayWorker)
         actor = kind.remote(
             self._make, self._mailbox, self._lives, self._threads, os.getcwd(), esper.__version__
         )
@@ -224,7 +224,7 @@ class _MailChannel:
                 time.sleep(RESTART_SECONDS)
 
 
-class RayWorker:
+class _RayWorker:
     """Actor that does jobs."""
 
     def __init__(

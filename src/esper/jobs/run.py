@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -48,29 +48,7 @@ class JobSource(Protocol[J, R_contra]):
         raise TypeError(f"{self.label(job)} asked {question}")
 
 
-class JobList(JobSource[J, R]):
-    """Jobs that are known from the start, in their order, and ask nothing."""
-
-    def __init__(
-        self, jobs: Sequence[J], label: Callable[[J], str], keep: Callable[[R], None]
-    ) -> None:
-        self._waiting, self._label, self._keep = deque(jobs), label, keep
-        self.most = len(jobs)
-
-    def next(self) -> J | None:
-        """The next job."""
-        return self._waiting.popleft() if self._waiting else None
-
-    def label(self, job: J) -> str:
-        """The job in messages."""
-        return self._label(job)
-
-    def keep(self, job: J, result: R) -> None:
-        """Pass the result on."""
-        self._keep(result)
-
-
-class Workers(Protocol):
+class _Workers(Protocol):
     """Workers by number; each takes one job at a time."""
 
     count: int
@@ -119,7 +97,7 @@ def run_jobs(
         workers.close()
 
 
-def _open(make: Callable[[], Any], count: int, settings: JobSettings) -> Workers:
+def _open(make: Callable[[], Any], count: int, settings: JobSettings) -> _Workers:
     if settings.on == LOCAL:
         from esper.jobs.processes import ProcessWorkers
 
@@ -182,7 +160,7 @@ class _Run(Generic[J, R]):
     def __init__(
         self,
         source: JobSource[J, R],
-        workers: Workers,
+        workers: _Workers,
         settings: JobSettings,
         on_step: OnStep | None,
         say: Say | None,

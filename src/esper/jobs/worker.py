@@ -13,7 +13,7 @@ J_contra = TypeVar("J_contra", contravariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Channel(Protocol):
+class _Channel(Protocol):
     """Connects a job with the command."""
 
     def send(self, message: StepDone) -> None:
@@ -28,7 +28,7 @@ class Channel(Protocol):
 class Reporter(EngineListener):
     """Engine listener that sends each step to the command."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: _Channel) -> None:
         self.ask: Callable[[Any], Any] = channel.ask
         self._channel = channel
         self._label, self._work = "", 0.0

@@ -32,7 +32,7 @@ _CHUNK: Final = 2_000_000
 """Values drawn at a time, so that many runs do not need much memory."""
 
 
-class Interval(NamedTuple):
+class _Interval(NamedTuple):
     """Mean and confidence interval; the bounds are NaN for a single value."""
 
     mean: Doubles
@@ -79,7 +79,7 @@ def group_means(values_N: Doubles, group_N: Ints) -> Doubles:
     return np.asarray(np.bincount(place_N, values_N) / np.bincount(place_N))
 
 
-def t_interval(values_N: Doubles) -> Interval:
+def t_interval(values_N: Doubles) -> _Interval:
     """Mean and Student's t interval over the first axis."""
     from scipy.special import stdtrit  # scipy.stats takes a second to import
 
@@ -88,9 +88,9 @@ def t_interval(values_N: Doubles) -> Interval:
     mean = values.mean(axis=0)
     if count < 2:
         unknown = np.full_like(mean, np.nan)
-        return Interval(mean, unknown, unknown)
+        return _Interval(mean, unknown, unknown)
     reach = stdtrit(count - 1, 0.5 + LEVEL / 2) * values.std(axis=0, ddof=1) / np.sqrt(count)
-    return Interval(mean, mean - reach, mean + reach)
+    return _Interval(mean, mean - reach, mean + reach)
 
 
 def student_estimate(values_N: Doubles) -> Estimate:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class HubReport:
+class _HubReport:
     """Statistics of a hub; every emitted event is counted in one of these fields."""
 
     emitted: int
@@ -134,7 +134,7 @@ class TelemetryHub:
         self._after_close = 0
         self._dropped: Counter[str] = Counter()
         self._closing = False
-        self._final: HubReport | None = None
+        self._final: _HubReport | None = None
         self._pid = os.getpid()
         self._writer = threading.Thread(target=self._write, name="esper-telemetry", daemon=True)
         if self._feeds:
@@ -196,7 +196,7 @@ class TelemetryHub:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self._delivered >= wanted, timeout)
 
-    def close(self, timeout: float = CLOSE_SECONDS) -> HubReport:
+    def close(self, timeout: float = CLOSE_SECONDS) -> _HubReport:
         """Write pending events, close the sinks and report losses; a second call only reports."""
         if os.getpid() != self._pid or not self._feeds:
             return self.report()
@@ -213,16 +213,16 @@ class TelemetryHub:
                     _log.warning("%s", self._final)
         return self.report()
 
-    def report(self) -> HubReport:
+    def report(self) -> _HubReport:
         """Return the statistics so far; after `close`, the final ones."""
         if os.getpid() != self._pid:
-            return HubReport(0, {}, {}, {}, (), 0)
+            return _HubReport(0, {}, {}, {}, (), 0)
         with self._changed:
             return self._statistics()
 
-    def _statistics(self) -> HubReport:
+    def _statistics(self) -> _HubReport:
         written = {feed.name: feed.written for feed in self._feeds}
-        return HubReport(
+        return _HubReport(
             emitted=self._emitted,
             written=written if self._final is None else self._final.written,
             dropped=dict(self._dropped),

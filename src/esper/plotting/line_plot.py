@@ -47,7 +47,7 @@ def nothing(reason: str) -> Markup:
     return tag("p", reason, class_="muted")
 
 
-def finite(*values: float) -> list[float]:
+def _finite(*values: float) -> list[float]:
     """The finite ones."""
     return [value for value in values if math.isfinite(value)]
 
@@ -57,11 +57,11 @@ def score_scale(estimates: Sequence[Estimate], bottom: float, top: float) -> Sca
 
     A hopeless interval (of two runs, say) is cut off rather than flattening everything else.
     """
-    middle = finite(*(one.value for one in estimates))
+    middle = _finite(*(one.value for one in estimates))
     if not middle:
         return None
     reach = 2 * (max(middle) - min(middle) or 0.05)
-    ends = [end for one in estimates for end in finite(one.low, one.high)]
+    ends = [end for one in estimates for end in _finite(one.low, one.high)]
     near = [min(max(end, min(middle) - reach), max(middle) + reach) for end in ends]
     return Scale.over([*middle, *near], bottom, top)
 

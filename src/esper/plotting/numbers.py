@@ -46,7 +46,7 @@ def percent(share: float | None) -> str:
     return f"{number(100 * share, 3)} %" if known and share is not None else UNKNOWN
 
 
-def signed(value: float | None, digits: int = 3) -> str:
+def signed(value: float | None) -> str:
     """A difference with its sign.
 
     >>> signed(0.021), signed(0.0)
@@ -55,16 +55,16 @@ def signed(value: float | None, digits: int = 3) -> str:
     if value is None or not math.isfinite(value):
         return UNKNOWN
     sign = "+" if value > 0 else "-" if value < 0 else "±"
-    return f"{sign}{number(abs(value), digits)}"
+    return f"{sign}{number(abs(value), 3)}"
 
 
-def interval(found: Estimate, digits: int = 4) -> str:
+def interval(found: Estimate) -> str:
     """An estimate with its interval, if it has one.
 
     >>> interval(Estimate(0.5, 0.4, 0.6)), interval(Estimate(0.5, math.nan, 0.6))
     ('0.5 [0.4, 0.6]', '0.5')
     """
-    return f"{number(found.value, digits)} {ends(found)}".rstrip()
+    return f"{number(found.value)} {ends(found)}".rstrip()
 
 
 def signed_interval(found: Estimate) -> str:

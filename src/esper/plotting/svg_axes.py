@@ -56,13 +56,13 @@ class Scale:
         return found
 
 
-def nice_ticks(low: float, high: float, most: int = 6) -> list[float]:
+def nice_ticks(low: float, high: float) -> list[float]:
     """Multiples of 1, 2 or 5 times a power of ten.
 
     >>> nice_ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
-    raw = (high - low) / most
+    raw = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(s * power for s in (1, 2, 5, 10) if s * power >= raw * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -99,10 +99,10 @@ def y_axis(scale: Scale, left: float, right: float, title: str) -> Markup:
     return markup(*parts)
 
 
-def _apart(ticks: Sequence[float], scale: Scale, least: float = 34.0) -> list[float]:
+def _apart(ticks: Sequence[float], scale: Scale) -> list[float]:
     """Leave out ticks whose numbers would overlap the one before."""
     kept = list(ticks[:1])
     for _, value in pairwise(ticks):
-        if scale(value) - scale(kept[-1]) >= least:
+        if scale(value) - scale(kept[-1]) >= 34:  # pixels of a number
             kept.append(value)
     return kept

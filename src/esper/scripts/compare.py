@@ -2,7 +2,7 @@
 
     esper compare wait random heuristic static-full --task digits_impaired --seeds 20
     esper compare heuristic fixed:conv_heavy@2:r0c0,r0c1 learned=runs/RUN
-    esper compare wait static-final:out/train_heuristic_digits_impaired.json --rent 0.5
+    esper compare wait static-final:r0c0=depthwise,r0c1=conv_light --rent 0.5
 
 Prints tables and writes a report and all numbers (docs/compare.md).
 """

@@ -121,7 +121,7 @@ def _show_contenders(path: Path, as_json: bool) -> None:
 
     from esper.karn import views
     from esper.karn.report.page import verdict
-    from esper.karn.report.sections import contender_rows
+    from esper.karn.report.sections import contender_head, contender_rows
     from esper.karn.terminal import console_for_report
     from esper.scripts.runs import entry
 
@@ -131,9 +131,8 @@ def _show_contenders(path: Path, as_json: bool) -> None:
         return
     say(verdict(found))
     table = Table(box=SIMPLE_HEAD)
-    for place, name in enumerate(("policy", "mean score (95 %)", "difference", "test", "parameters",
-                                  "compute", "n")):  # fmt: skip
-        table.add_column(name, justify="right" if place else "left")
+    for place, name in enumerate(contender_head(contenders)):
+        table.add_column(Text(name), justify="right" if place else "left")
     for label, *figures in contender_rows(contenders):
         table.add_row(Text(label, overflow="fold"), *figures)
     if contenders:

@@ -41,12 +41,12 @@ def _watch(config: _Tui) -> None:
     else:
         path = find_run(config.run)
         root, run = (path.parent, path) if find_kind(path) is not None else (path, None)
-    if not is_terminal():
+    if not _is_terminal():
         raise EsperError("esper tui needs a terminal; esper show RUN prints a run anywhere")
     EsperTUI(root, run).run()
 
 
-def is_terminal() -> bool:
+def _is_terminal() -> bool:
     """Whether there is a terminal to draw on and to read keys from."""
     return sys.stdin.isatty() and sys.__stdout__ is not None and sys.__stdout__.isatty()
 

@@ -41,7 +41,7 @@ class SessionEnd(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkSession:
+class _WorkSession:
     """One process that worked on a run."""
 
     command: str
@@ -65,7 +65,7 @@ class WorkSession:
 class _WorkSessions:
     """Content of the file."""
 
-    sessions: tuple[WorkSession, ...] = ()
+    sessions: tuple[_WorkSession, ...] = ()
     """Oldest first."""
 
 
@@ -77,7 +77,7 @@ class SessionLog:
         self._path = folder / SESSIONS
         self._before = read_sessions(folder)
         self._began = time.monotonic()
-        self._last = WorkSession(command, utc_now())
+        self._last = _WorkSession(command, utc_now())
         self._write()
 
     def plan(self, done: int, total: int) -> None:
@@ -133,7 +133,7 @@ def recorded_session(folder: Path, command: str = "") -> Iterator[SessionLog]:
     log.ended(SessionEnd.FINISHED)
 
 
-def read_sessions(folder: Path) -> tuple[WorkSession, ...]:
+def read_sessions(folder: Path) -> tuple[_WorkSession, ...]:
     """Sessions of a folder, oldest first; none before the first process recorded one."""
     path = folder / SESSIONS
     if not path.exists():

@@ -5,12 +5,10 @@
     wait:as:POLICY                              the host with the compute of that policy
     heuristic:BLUEPRINT,BLUEPRINT               the heuristic with this order of blueprints
     heuristic:TABLE.json                        the heuristic, planning by a table price -> topology
-    heuristic:RULES.toml                        the heuristic with the rules of a file
     fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        germinated from STEP (2) on, in all slots or these
     fixed:SLOT=BLUEPRINT,...[@STEP]             the same with one blueprint per slot
     static-full[:BLUEPRINT[:SLOT,SLOT]]         planted at the start, in all slots or these
     static-final:SLOT=BLUEPRINT,...             a given topology, planted at the start
-    static-final:RESULT.json                    the most frequent final topology of that run
     static-final:POLICY                         the final topology of that policy on the same host
     table:TABLE.json                            the table's topology for the member's price, planted
     restart:STEP,ACCURACY[,TIMES]               the host; begins anew if below ACCURACY after STEP
@@ -89,6 +87,8 @@ DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
     ),
 }
 """Description and example of each scripted policy."""
+EXAMPLE_FLAGS: Final[dict[str, str]] = {"restart": """ --contexts '{"actions": "grow+restart"}'"""}
+"""What `esper train` needs beside an example."""
 WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
 """Policies that can be built on their own."""
 BLIND: Final = "blind"
@@ -141,12 +141,9 @@ class ParsedPolicy:
     """static-final: the policy whose final topologies are planted; replay: the one whose actions
     are repeated; wait: the one whose compute is spent."""
     path: Path | None = None
-    """controller: its folder; static-final: the result file; table, heuristic: the table; own: the
-    Python file."""
+    """controller: its folder; table, heuristic: the table; own: the Python file."""
     name: str = ""
     """own: name of the class in that file."""
-    rules: Path | None = None
-    """heuristic: file of its rules."""
     sampled: bool = False
     """controller: sample actions instead of taking the greedy ones."""
     blind: bool = False
@@ -245,7 +242,7 @@ def _read(name: str, text: str) -> Any:
     """Value of a field of `ParsedPolicy`; raises ValueError if it is out of range."""
     if name in ("slots", "order", "topology"):
         return tuple(text.split(","))
-    if name in ("path", "rules"):
+    if name == "path":
         return Path(text)
     if name in ("start", "restarts"):
         return int(text)
@@ -270,20 +267,15 @@ def _parse_own(text: str) -> ParsedPolicy:
 
 
 def _parse_final(text: str, rest: str) -> ParsedPolicy:
-    """SLOT=BLUEPRINT,..., the path of a result file, or a policy that grows."""
+    """SLOT=BLUEPRINT,..., or a policy that grows."""
     parsed = ParsedPolicy(text, text, "static-final")
     if not rest:
         raise EsperError(
-            "policy 'static-final': give a topology, for example static-final:r0c0=depthwise, the "
-            "result of a run, static-final:out/train_heuristic_digits_impaired.json, or a policy "
-            "that grows, static-final:heuristic or static-final:runs/RUN"
+            "policy 'static-final': give a topology, for example static-final:r0c0=depthwise, or a "
+            "policy that grows, static-final:heuristic or static-final:runs/RUN"
         )
-    if _TOPOLOGY.match(rest) and not os.path.exists(rest):
+    if _TOPOLOGY.match(rest):
         return replace(parsed, topology=tuple(rest.split(",")))
-    if os.path.isfile(rest):
-        return replace(parsed, path=Path(rest))
-    if rest.endswith(".json"):
-        raise EsperError(f"policy {shown(text)}: file {shown(rest)} does not exist")
     return _parse_source(text, "static-final", rest)
 
 
@@ -363,8 +355,8 @@ _FORMS: Final[dict[Kind, tuple[str, tuple[str, ...]]]] = {
     ),
     "random": ("random, which takes no arguments", ("",)),
     "heuristic": (
-        "heuristic:BLUEPRINT,BLUEPRINT, heuristic:TABLE.json or heuristic:RULES.toml",
-        ("", r"(?P<path>.*\.json)", r"(?P<rules>.*\.toml)", f"(?P<order>{_LIST})"),
+        "heuristic:BLUEPRINT,BLUEPRINT or heuristic:TABLE.json",
+        ("", r"(?P<path>.*\.json)", f"(?P<order>{_LIST})"),
     ),
     "fixed": (
         "fixed:BLUEPRINT@STEP:SLOT,SLOT or fixed:SLOT=BLUEPRINT,...@STEP",

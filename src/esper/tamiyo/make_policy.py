@@ -6,10 +6,8 @@ Policies that depend on a run cannot be built here: a saved controller needs its
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,12 +16,9 @@ from esper.leyline.actions import ActionSpace
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
-from esper.leyline.signals import NO_BLUEPRINT
-from esper.storage.sealed_json import parse_json
 from esper.tamiyo.baselines import RandomPolicy, RestartPolicy, StaticTopology, WaitPolicy
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
-from esper.tamiyo.heuristic_rules import read_rules
 from esper.tamiyo.planning import PlannedTopology, TablePolicy
 from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
 from esper.tamiyo.topology_table import TopologyTable, read_table
@@ -38,26 +33,22 @@ def make_policy(
     *,
     seed: int,
     reward: RewardProtocol | None,
-    rules: HeuristicConfig | None = None,
 ) -> PolicyProtocol[Any]:
-    """Build the policy for a task; run it with `spec_for(parsed, spec)`.
-
-    `rules`: of the heuristic; None: those that the policy names.
-    """
+    """Build the policy for a task; run it with `spec_for(parsed, spec)`."""
     require_standalone(parsed)
     if parsed.kind == "wait":
         return WaitPolicy(reward)
     if parsed.kind == "random":
         return RandomPolicy(seed, reward)
     if parsed.kind == "heuristic":
-        return HeuristicPolicy(rules or heuristic_config(parsed, spec), reward)
+        table = None if parsed.path is None else _table(parsed, spec)
+        return HeuristicPolicy(HeuristicConfig(parsed.order, table), reward)
     if parsed.kind == "table":
         return TablePolicy(_table(parsed, spec), reward)
     if parsed.kind == "restart":
         return _restart_policy(parsed, spec, reward)
     if parsed.kind == "static-final":
-        topology = resolve_topology(parsed).topology
-        return static_policy(_blueprint_by_slot(parsed, topology), spec, reward)
+        return static_policy(_blueprint_by_slot(parsed), spec, reward)
     places = parsed.slots or tuple(spec.slots)
     _require_unique(parsed, places)
     if parsed.kind == "static-full":
@@ -68,7 +59,7 @@ def make_policy(
             f"policy {shown(parsed.text)}: step {parsed.start} is too late for an episode of "
             f"{length} steps; germinate before step {length - 1}"
         )
-    grown = _blueprint_by_slot(parsed, parsed.topology) or dict.fromkeys(places, parsed.blueprint)
+    grown = _blueprint_by_slot(parsed) or dict.fromkeys(places, parsed.blueprint)
     entries = tuple(ScheduleEntry(parsed.start, slot, kind) for slot, kind in grown.items())
     return FixedSchedule(ScheduleConfig(entries), reward)
 
@@ -146,17 +137,6 @@ def require_standalone(parsed: ParsedPolicy) -> None:
         )
 
 
-def heuristic_config(parsed: ParsedPolicy, spec: TaskSpec) -> HeuristicConfig:
-    """Return the rules of the file, blueprint order or table that a heuristic names."""
-    rules = HeuristicConfig() if parsed.rules is None else read_rules(parsed.rules)
-    if not parsed.order:  # `require_known_names` checks those of the policy's name
-        for blueprint in rules.blueprints:
-            if blueprint not in spec.blueprints:
-                raise unknown_name("blueprint", blueprint, spec.blueprints, "of the heuristic")
-    table = None if parsed.path is None else _table(parsed, spec)
-    return replace(rules, blueprints=parsed.order or rules.blueprints, table=table)
-
-
 def _table(parsed: ParsedPolicy, spec: TaskSpec) -> TopologyTable:
     """Read the table of a policy, and check it against the task."""
     assert parsed.path is not None  # the parser rejects table without an argument
@@ -183,40 +163,9 @@ def require_known_names(
             raise unknown_name("blueprint", blueprint, blueprints, where)
 
 
-def resolve_topology(parsed: ParsedPolicy) -> ParsedPolicy:
-    """Replace static-final:RESULT.json by the topology in that file; others are unchanged."""
-    if parsed.kind != "static-final" or parsed.path is None or parsed.topology:
-        return parsed
-    return replace(parsed, topology=_load_topology(parsed.path))
-
-
-def _load_topology(path: Path) -> tuple[str, ...]:
-    """Read the most frequent final topology from a JSON result, as `slot=blueprint` words."""
-    try:
-        record: Any = parse_json(path.read_bytes())
-        slots, blueprints = record["slots"], record["blueprints"]
-        blueprint_NS = np.concatenate(
-            [np.asarray(done["outcome"]["blueprint_ES"]) for done in record["rounds"]]
-        )
-        counts = Counter(tuple(int(kind) for kind in row_S) for row_S in blueprint_NS)
-        (blueprint_S, _), *_ = counts.most_common(1)
-        grown = [(slot, k) for slot, k in zip(slots, blueprint_S, strict=True) if k != NO_BLUEPRINT]
-        found = tuple(f"{slot}={blueprints[kind]}" for slot, kind in grown)
-    except OSError as error:
-        raise EsperError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise EsperError(
-            f"{path} is not the result of a run (slots, blueprints, rounds with their outcome): "
-            f"pass the JSON file that `train` writes"
-        ) from None
-    if not found:
-        raise EsperError(f"{path}: the most frequent final topology is the host; use wait instead")
-    return found
-
-
-def _blueprint_by_slot(parsed: ParsedPolicy, topology: Sequence[str]) -> dict[str, str]:
-    """Parse `slot=blueprint` words into a dict."""
-    pairs = [word.partition("=") for word in topology]
+def _blueprint_by_slot(parsed: ParsedPolicy) -> dict[str, str]:
+    """Parse its `slot=blueprint` words into a dict."""
+    pairs = [word.partition("=") for word in parsed.topology]
     for slot, mark, blueprint in pairs:
         if not (slot and mark and blueprint):
             raise EsperError(

@@ -13,7 +13,6 @@ import numpy as np
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
-    TEMPOS,
     ActionHead,
     ActionSpec,
     AlphaCurve,
@@ -21,7 +20,7 @@ from esper.leyline.actions import (
     LifecycleOp,
 )
 from esper.leyline.arrays import Bools, Ints
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import unknown_name
 from esper.leyline.masks import FIXED_MASK, ActionMasks
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import Rollout
@@ -113,19 +112,15 @@ def build_actions(op_E: Ints, slot_E: Ints, heads: Mapping[ActionHead, int | Int
 
 
 def blend_heads(
-    masks: ActionMasks,
-    prune_speed: int = ALPHA_SPEEDS[1],
-    style: BlendStyle = BlendStyle.ADD,
-    tempo: int = TEMPOS[0],
-    curve: AlphaCurve = AlphaCurve.LINEAR,
+    masks: ActionMasks, prune_speed: int = ALPHA_SPEEDS[1]
 ) -> dict[ActionHead, int | Ints]:
     """Indices of the heads that say how seeds blend, to full alpha; frozen heads win."""
     preferred = {
-        ActionHead.STYLE: int(style),
-        ActionHead.TEMPO: TEMPOS.index(tempo),
+        ActionHead.STYLE: int(BlendStyle.ADD),
+        ActionHead.TEMPO: 0,
         ActionHead.ALPHA_TARGET: FULL_ALPHA,
         ActionHead.ALPHA_SPEED: ALPHA_SPEEDS.index(prune_speed),
-        ActionHead.ALPHA_CURVE: int(curve),
+        ActionHead.ALPHA_CURVE: int(AlphaCurve.LINEAR),
     }
     return {head: nearest_allowed(masks, head, index) for head, index in preferred.items()}
 
@@ -146,10 +141,3 @@ def index_of(kind: str, name: str, names: Sequence[str], where: str) -> int:
     if name not in names:
         raise unknown_name(kind, name, names, where)
     return list(names).index(name)
-
-
-def require_one_of(name: str, value: int, valid: Sequence[int], where: str) -> None:
-    """Raise if `value` is not one of the valid choices."""
-    if value not in valid:
-        listed = ", ".join(str(choice) for choice in valid)
-        raise EsperError(f"{where}: {name} {value}, choose from {listed}")

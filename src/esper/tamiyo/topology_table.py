@@ -1,6 +1,6 @@
 """Tables price -> topology: which seeds to plant at which price of growth, for one task.
 
-A JSON file (written with a checksum, which hand-made ones may leave out):
+A JSON file:
 
     {"format": "esper-topology-table", "version": 1, "task": "digits_impaired",
      "rows": [{"max_price": 0.5, "topology": ["r0c0=conv_light", "r0c1=depthwise"]},
@@ -27,8 +27,7 @@ from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.signals import NO_BLUEPRINT
-from esper.storage.atomic import write_atomic
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import read_document
 from esper.tamiyo.scripted import index_of
 
 FORMAT: Final = "esper-topology-table"
@@ -125,10 +124,3 @@ def read_table(path: Path, task: str) -> TopologyTable:
     if table.task != task:
         raise EsperError(f"{where}: made for task {table.task}, not for {task}; give one for it")
     return table
-
-
-def write_table(path: Path, table: TopologyTable) -> None:
-    """Write a table with a checksum."""
-    content = to_json(table)
-    assert isinstance(content, dict)  # records encode to objects
-    write_atomic(path, (json.dumps(seal(content), indent=1) + "\n").encode())

@@ -16,7 +16,7 @@ from esper.tasks.task_data import DataFiles
 
 
 @dataclass(frozen=True, slots=True)
-class DataLocation:
+class _DataLocation:
     """Location of a task's data."""
 
     found: bool
@@ -51,7 +51,7 @@ class TaskListing:
     """Batches between two decisions."""
     episode_length: int
     """Steps per episode."""
-    data: DataLocation
+    data: _DataLocation
     """Location of its data."""
 
 
@@ -87,10 +87,10 @@ def _host_size(spec: TaskSpec) -> tuple[int, int]:
         return count_parameters(host), count_macs(host, sample)
 
 
-def locate_task_data(spec: TaskSpec, data_dir: Path | None = None) -> DataLocation:
+def locate_task_data(spec: TaskSpec, data_dir: Path | None = None) -> _DataLocation:
     """Locate the task's data without reading them."""
     source = spec.load_data
     if not isinstance(source, DataFiles):
-        return DataLocation(found=True, place="built in", source="")
+        return _DataLocation(found=True, place="built in", source="")
     folder = find_data(source.dataset, data_dir)
-    return DataLocation(folder is not None, str(folder or ""), source.dataset.source)
+    return _DataLocation(folder is not None, str(folder or ""), source.dataset.source)

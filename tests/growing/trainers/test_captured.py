@@ -5,6 +5,7 @@ On a CPU, with a fake GPU; tests/cuda/test_captured_runs.py has the same promise
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 from dataclasses import replace
@@ -12,6 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
@@ -26,10 +28,11 @@ from captured_support import (
     table_data,
     train_all,
 )
-from esper.growing.trainers import captured, lanes
+from esper.device.rng import forked_rng
+from esper.growing.trainers import captured, feeds, lanes
 from esper.growing.trainers.captured import CapturedTrainer
 from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
-from esper.growing.trainers.draws import KeyedDraws
+from esper.growing.trainers.draws import KeyedDraws, may_draw_on_host
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
 from esper.growing.trainers.job import Outcome
@@ -62,6 +65,10 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x)
+
+
+def jittered(x: Tensor) -> Tensor:
+    return x * random.random()
 
 
 class Counter(Own):
@@ -212,6 +219,35 @@ def test_batches_from_the_host_are_copied_to_fixed_addresses():
         assert torch.equal(targets, labels)
 
 
+def test_a_batch_that_is_on_the_device_is_copied_from_there(monkeypatch):
+    """A device without an index is the same one as its tensors say with one."""
+    monkeypatch.setattr(feeds, "_Slot", None)  # for batches of the host
+    order = ResidentOrder(TASK.train, 16, seed=1)
+    feed = HostFeed(order, torch.device("cpu", 0), channels_last=False)
+    assert feed.ready(0) == 1
+    assert torch.equal(feed.batch()[1], order.batch(0)[1])
+
+
+@pytest.mark.parametrize("way", ["eager", "captured"])
+def test_whoever_computes_with_a_stream_waits_for_its_copy_and_holds_its_memory(
+    tmp_path, monkeypatch, way
+):
+    waited, held, reading = [], [], object()
+    lane = SimpleNamespace(wait_stream=waited.append)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: lane)
+    monkeypatch.setattr(Tensor, "record_stream", lambda part, stream: held.append(stream))
+    reader = StreamReader(Endless(), TASK.inputs, 0, CPU)
+    monkeypatch.setattr(reader, "_side", reading)
+    program = Program(make_job(mlp, 0, tmp_path), replace(TASK, train=reader))
+    if way == "eager":
+        program.step_eager()
+    else:
+        program.make_feed().ready(0)
+    assert waited == [reading]
+    assert held == [lane, lane], "inputs and targets"
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -308,6 +344,44 @@ def test_sgd_is_replayed_as_it_is_eager(tmp_path):
     job = make_job(mlp, 0, tmp_path, optimizer="sgd", batches=20)
     found = train_all(CapturedTrainer(TASK, machine=FakeMachine()), [job])
     assert digest(found[0]) == reference(job)
+
+
+class DrawsLate(Own):
+    """From its fourth batch on, and when it is judged."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        drawn = random.random() + np.random.rand() if self.calls > 3 or not self.training else 1.0
+        return self.linear(x) * drawn
+
+
+def test_a_network_that_draws_on_the_host_later_on_is_seeded_in_every_batch(tmp_path):
+    job = make_job(lambda: nn.Sequential(DrawsLate()), 0, tmp_path, batches=12)
+    ends = []
+    for seed in (0, 1):
+        with forked_rng(seed):
+            program = Program(job, TASK)
+            while not program.done:
+                program.run_eager()
+                random.seed(seed)  # whatever else the process draws
+            ends.append(digest(program.outcome(program.how("eager"))))
+    assert ends[0] == ends[1]
+
+
+def test_a_network_of_known_code_does_not_cost_the_seeding_of_generators_on_the_host():
+    class Users(nn.ReLU):
+        pass
+
+    known = (mlp(), with_dropout(), fx.symbolic_trace(mlp()), nn.LSTM(2, 2))
+    assert not any(may_draw_on_host(network) for network in known)
+    hooked = mlp()
+    hooked[0].register_forward_hook(lambda *_: None)
+    wrapped = fx.symbolic_trace(mlp())
+    wrapped.graph.call_function(jittered)
+    for network in (Counter(), nn.Sequential(Users()), hooked, wrapped):
+        assert may_draw_on_host(network)
 
 
 class Unrepeatable(Own):

@@ -6,15 +6,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import sharded_trainer_cases as cases
+from esper.growing.ranks import ShardRanks
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.shard_units import choose_units, watch_calls
+from esper.growing.trainers.sharded import ShardedTrainer
 from sharded_trainer_cases import CASES, Found
 
 TESTS = Path(__file__).parents[2]
@@ -102,6 +107,13 @@ def test_a_rank_holds_its_part(quick):
         assert 0 < mine["whole"] < 0.7 * whole, "a few units are whole at a time"
     assert sum(mine["parameters"] for mine in each) == whole
     assert each[0]["state"] < 0.6 * whole
+
+
+@pytest.mark.parametrize(("device", "bitwise"), [("cpu", True), ("cuda", False)])
+def test_only_ranks_on_cpus_promise_the_same_bits_again(device: str, bitwise: bool):
+    task = replace(cases.make_task(CASES["conv"]), device=torch.device(device))
+    ranks = cast(ShardRanks, SimpleNamespace(size=2))
+    assert ShardedTrainer(task, ranks).how().bitwise is bitwise
 
 
 @pytest.mark.slow

@@ -202,6 +202,7 @@ def test_comparison_draws_intervals_on_one_scale():
     )
     assert first[0].index("●") > second[0].index("●")
     assert "reference" in second[0]
+    assert any("minus wait" in line for line in lines)
 
 
 def test_interface_never_imports_torch():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
@@ -123,54 +123,42 @@ def test_without_seeds_it_computes_and_learns_what_the_model_does(name):
 
 
 class SeedsByHand(nn.Module):
-    """A host with seeds behind its places, called in a Python loop or by hooks."""
+    """A host, and seeds for its places."""
 
     def __init__(self, trace: HostTrace, kinds: dict[str, str]) -> None:
         super().__init__()
-        self.host, self.trace = trace.factory(), trace
-        specs = trace.plan.specs
-        self.position = {spec.slot_id: spec.position for spec in specs}
-        recipes = [BlueprintRegistry.get(kinds[spec.slot_id], trace.topology) for spec in specs]
-        sources = trace.sources(trace.factory())
-        self.seeds = nn.ModuleDict(
-            {
-                spec.slot_id: Added(build_seed(recipe, spec, sources.get(spec.slot_id)))
-                for spec, recipe in zip(specs, recipes, strict=True)
-            }
-        )
+        self.host, self.seeds = trace.factory(), nn.ModuleDict()
+        for spec in trace.plan.specs:
+            recipe = BlueprintRegistry.get(kinds[spec.slot_id], trace.topology)
+            self.seeds[spec.slot_id] = Added(build_seed(recipe, spec, None))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        if self.trace.hooked:
-            return self._by_hooks(*args, **kwargs)
-        first, *others = self.trace.plan.segments(self.host)
-        h = self._visit(0, first(*args, **kwargs))
-        for position, segment in enumerate(others, 1):
-            h = self._visit(position, segment(h))
-        return h
+    def run(self, trace: HostTrace, raw: Any) -> Tensor:
+        """Run the host node by node or by hooks, with each seed behind its place."""
+        seeds = list(self.seeds.values())
+        if trace.hooked:
+            return self._by_hooks(trace, seeds, raw)
+        nodes = NodeByNode(self.host, graph=trace.plan.graph)
+        nodes.seeds = dict(zip(trace.plan.nodes, seeds, strict=True))
+        return trace.inputs.call(lambda *args, **named: nodes.run(*args, *named.values()), raw)
 
-    def _by_hooks(self, *args: Any, **kwargs: Any) -> Tensor:
-        def visited(position: int, out: Any) -> Any:
-            whole = not isinstance(out, tuple)
-            return (
-                self._visit(position, out) if whole else (self._visit(position, out[0]), *out[1:])
-            )
+    def _by_hooks(self, trace: HostTrace, seeds: list[nn.Module], raw: Any) -> Tensor:
+        def behind(seed: nn.Module) -> Any:
+            def hook(_: nn.Module, __: Any, out: Any) -> Any:
+                return (seed(out[0]), *out[1:]) if isinstance(out, tuple) else seed(out)
 
-        handles = [
-            self.host.get_submodule(place.path).register_forward_hook(
-                lambda _, __, out, position=position: visited(position, out)
-            )
-            for position, place in enumerate(self.trace.plan.places)
-        ]
-        try:
-            return self.trace.plan.key.pick(self.host(*args, **kwargs))
-        finally:
-            for handle in handles:
-                handle.remove()
+            return hook
 
-    def _visit(self, position: int, h: Tensor) -> Tensor:
-        for slot, seed in self.seeds.items():
-            h = seed(h) if self.position[slot] == position else h
-        return h
+        for seed, place in zip(seeds, trace.plan.places, strict=True):
+            self.host.get_submodule(place.path).register_forward_hook(behind(seed))
+        return trace.plan.key.pick(trace.inputs.call(self.host, raw))
+
+
+class NodeByNode(fx.Interpreter):
+    seeds: dict[fx.Node, nn.Module]
+
+    def run_node(self, n: fx.Node) -> Any:
+        out = super().run_node(n)
+        return self.seeds[n](out) if n in self.seeds else out
 
 
 @pytest.mark.parametrize(
@@ -197,7 +185,7 @@ def test_with_seeds_it_computes_what_seeds_behind_their_places_do_and_so_when_fi
         for training in (False, True):
             with forked_rng(2):
                 made = copy.deepcopy(member).train(training)
-                expected = trace.inputs.call(made, [v.clone() for v in values])
+                expected = made.run(trace, [v.clone() for v in values])
             with forked_rng(2):
                 found = call(CASES[name], copy.deepcopy(network).train(training), example)
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -278,19 +266,6 @@ def test_host_weights_depend_on_the_key_alone_and_seeds_on_slot_and_blueprint():
     assert all(torch.equal(two[name], value) for name, value in one.items())
     first, second = (two[f"seeds.{slot}.delta.value.weight"] for slot in ("r0c0", "r0c1"))
     assert not torch.equal(first, second)
-
-
-def test_a_twin_starts_with_the_weights_of_its_host():
-    trace = traced("tabular")[2]
-    slot = next(slot for slot, names in trace.fitting.items() if "twin" in names)
-    network = planted_model(trace, {slot: "twin"}, 4)
-    copies = {
-        n.partition("segment.")[2]: p for n, p in network.named_parameters() if "segment" in n
-    }
-    host = dict(network.named_parameters())
-    assert copies
-    assert any(torch.equal(value, host[name]) for name, value in copies.items())
-    assert all(value is not host[name] for name, value in copies.items())
 
 
 @pytest.mark.parametrize("name", ["sequential", "conv1d", "tabular", "two_inputs", "unused"])
@@ -396,17 +371,10 @@ def test_a_module_whose_mode_changes_a_rate_alone_is_part_of_the_graph(rate):
     assert all(type(part).__module__.startswith("torch.") for part in finished.modules())
 
 
-def test_a_module_that_the_mode_changes_otherwise_stays_whole_in_host_and_twin():
+def test_a_module_that_the_mode_changes_otherwise_stays_whole():
     x = torch.randn(4, 5, 8)
     odd = nn.Sequential(nn.Linear(8, 8), Mixing(0.5, 0.25), nn.Linear(8, 3))
     assert planted_model(trace_model(odd, x), {}, 1).meta["untraced"] == ("1",)
-    usual = nn.Sequential(nn.Linear(8, 8), Mixing(0.5), nn.Linear(8, 3))
-    network = planted_model(trace_model(usual, x, ["1"]), {"r0c0": "twin"}, 1)
-    stir(network)
-    with torch.no_grad():
-        assert torch.equal(network.eval()(x), network(x))
-        assert not torch.equal(network.train()(x), network(x))
-    silence(network, "r0c0")  # its scale is known
 
 
 def test_fitting_blueprints_can_be_planted():

@@ -44,6 +44,7 @@ def accuracy_alone(inputs, /):
     components = RewardComponentsTelemetry.of(parts, inputs.members)
     return components.total, components
 
+other = accuracy_alone
 number = 3
 """
 
@@ -53,6 +54,10 @@ def accuracy_alone(inputs, /):
         {"accuracy": inputs.accuracy_E - inputs.accuracy_before_E}, inputs.members
     )
     return components.total, components
+
+
+def reward_in(folder, name: str = "accuracy_alone") -> RewardConfig:
+    return RewardConfig(own=f"{folder / 'mine.py'}:{name}")
 
 
 def train(run, rounds: int, resume: bool = False, **changes):
@@ -72,13 +77,16 @@ def test_a_reward_that_is_passed_is_recorded_and_a_run_never_resumes_with_anothe
     assert len(history) == 2
 
 
-def test_a_reward_in_a_file_is_recorded_and_resumes(tmp_path):
+def test_a_reward_in_a_file_is_recorded_and_resumes_and_no_other_one_of_the_file(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     own = f"{tmp_path / 'mine.py'}:accuracy_alone"
     config = replace(paying(RewardConfig(own=own)), population=tiny_config(envs=2).population)
     train(tmp_path / "run", 1, config=config)
     assert read_config(tmp_path / "run").reward.own == own
     train(tmp_path / "run", 2, resume=True, config=replace(config, rounds=2))
+    other = replace(config, rounds=3, reward=reward_in(tmp_path, "other"))
+    line = refused(lambda: train(tmp_path / "run", 3, resume=True, config=other))
+    assert f"reward.own is '{own}' there and '{other.reward.own}' here: resume with" in line
     line = refused(lambda: train(tmp_path / "run", 2, resume=True, config=None))
     assert "to run its code" in line, "a folder may come from somebody else"
     (tmp_path / "mine.py").rename(tmp_path / "moved.py")
@@ -89,6 +97,20 @@ def test_a_reward_in_a_file_is_recorded_and_resumes(tmp_path):
         lambda: train(tmp_path / "run", 4, resume=True, config=replace(config, rounds=4))
     )
     assert "mine.py:accuracy_alone' has changed: put it back" in line
+
+
+def test_a_reward_file_that_is_gone_is_named_with_its_copy_in_the_run(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    config = replace(tiny_config(rounds=1, envs=2), reward=reward_in(tmp_path))
+    train(tmp_path / "run", 1, config=config)
+    (tmp_path / "mine.py").unlink()
+    longer = replace(config, rounds=2)
+    line = refused(lambda: train(tmp_path / "run", 2, resume=True, config=longer))
+    copy = reward_in(tmp_path / "run" / "source")
+    assert f"reward file {tmp_path / 'mine.py'} is gone" in line
+    assert f"--reward, or its copy, {copy.own}" in line
+    _, history = train(tmp_path / "run", 2, resume=True, config=replace(longer, reward=copy))
+    assert len(history) == 2
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from esper.tamiyo.scripted import (
     first_applicable,
     legal_slots,
     nearest_allowed,
-    require_one_of,
 )
 
 Plan = Ints | Callable[[TrainingSignals], Ints] | Literal["fill"]
@@ -77,7 +76,9 @@ class ClosedLoopConfig:
     the budget has as many."""
 
     def __post_init__(self) -> None:
-        require_one_of("prune_speed", self.prune_speed, ALPHA_SPEEDS, "closed loop")
+        if self.prune_speed not in ALPHA_SPEEDS:
+            listed = ", ".join(map(str, ALPHA_SPEEDS))
+            raise EsperError(f"closed loop: prune_speed {self.prune_speed}, choose from {listed}")
         least = {"patience": 1, "prune_errors": 0, "charge": 0, "window": 1, "fill_runs": 0}
         for name, value in least.items():
             if not value <= getattr(self, name) < math.inf:

@@ -170,9 +170,9 @@ class Regrets:
     cases: int
     hosts: int
 
-    def regret(self, name: str) -> Estimate:
-        """Score of `best` minus that of a contender, paired by context."""
-        return self.contenders["best"].minus(self.contenders[name])
+    def minus_best(self, name: str) -> Estimate:
+        """Score of a contender minus that of `best`, paired by context: the regret, negated."""
+        return self.contenders[name].minus(self.contenders["best"])
 
 
 def compute_regrets(audit: Audit, settings: RegretSettings | None = None) -> Regrets:

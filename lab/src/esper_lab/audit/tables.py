@@ -14,7 +14,7 @@ from esper_lab.audit.search_lookup import matching_runs
 
 
 def regrets_table(regrets: Regrets) -> str:
-    """Mean score, regret, N*, size and compute of every contender, best first."""
+    """Mean score, minus that of `best`, N*, size and compute of every contender, best first."""
     rows = []
     for name, contender in sorted(
         regrets.contenders.items(), key=lambda item: -item[1].score.value
@@ -24,14 +24,14 @@ def regrets_table(regrets: Regrets) -> str:
             (
                 name,
                 estimate_text(contender.score, sign=False),
-                "" if name == "best" else estimate_text(regrets.regret(name)),
+                "" if name == "best" else estimate_text(regrets.minus_best(name)),
                 _runs_text(runs),
                 f"{contender.params_CD.mean():,.0f}",
                 f"{contender.test_CD.mean():.3f}",
                 f"{contender.compute_CD.mean():.2f}",
             )
         )
-    head = ("contender", "score", "best minus it", "N*", "parameters", "test", "compute")
+    head = ("contender", "score", "minus best", "N*", "parameters", "test", "compute")
     return text_table(head, rows)
 
 

@@ -289,7 +289,8 @@ def _train(
     shown: AuditProgress | None,
 ) -> None:
     """Train the pieces, in one process or in several."""
-    from esper.jobs.run import JobList, run_jobs
+    from esper.jobs.run import run_jobs
+    from esper_lab.audit.job_list import JobList
     from esper_lab.audit.run import AuditRunner, grouped_pieces, run_pieces
 
     listener = None if shown is None else _Listener(shown, folder.info.contexts)
@@ -337,8 +338,9 @@ def _run_live(
     static: bool = False,
 ) -> None:
     """Train the live policies, as far as they are missing; `static`: what they ended with."""
-    from esper.jobs.run import JobList, run_jobs
+    from esper.jobs.run import run_jobs
     from esper.karn.terminal import console_for_report
+    from esper_lab.audit.job_list import JobList
     from esper_lab.audit.live import LiveRunner
     from esper_lab.audit.records import read_audit
     from esper_lab.progress.audit import AuditProgress

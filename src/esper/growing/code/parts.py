@@ -180,10 +180,10 @@ _RECURRENT: Final = {
 _LEFT_OUT: Final = ("self", "device", "dtype")
 
 
-def simple(name: str, value: Any) -> Any:
+def _simple(name: str, value: Any) -> Any:
     """An argument as people write it.
 
-    >>> simple("kernel_size", (3, 3)), simple("normalized_shape", (8,))
+    >>> _simple("kernel_size", (3, 3)), _simple("normalized_shape", (8,))
     (3, 8)
     """
     if not isinstance(value, tuple | list) or not value:
@@ -218,7 +218,7 @@ def _layer(kind: str, layer: nn.Module, args: Mapping[str, Any]) -> Call:
         raise EsperError(f"a {cls.__name__} that trains in part")
     if kind == "nn.MultiheadAttention" and args["kdim"] == args["vdim"] == args["embed_dim"]:
         args = {**args, "kdim": None, "vdim": None}
-    plain = {name: simple(name, value) for name, value in args.items()}
+    plain = {name: _simple(name, value) for name, value in args.items()}
     tail = ").requires_grad_(False)" if trained == {False} else ")"
     return Call(f"{kind}(", plain, tail, defaults=defaults)
 

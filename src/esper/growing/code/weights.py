@@ -25,10 +25,10 @@ _ROUNDED: Final = 0.03
 """By so much a number may be rounded, at most."""
 
 
-def rounded(number: float, error: float) -> float:
+def _rounded(number: float, error: float) -> float:
     """A usual number, or a short one, within the sampling error of a deviation.
 
-    >>> rounded(0.019936, 0.005), rounded(0.7071, 0.0001)
+    >>> _rounded(0.019936, 0.005), _rounded(0.7071, 0.0001)
     (0.02, 0.707)
     """
     exponent = math.floor(math.log10(number))
@@ -166,7 +166,7 @@ def _step(part: Part) -> str:
         scale = "" if part.identity_scale == 1 else f".mul_({part.identity_scale:.6g})"
         return f"nn.init.{kind}({{}}){scale}"
     if part.orthogonal_gain:
-        gain = rounded(part.orthogonal_gain, 1e-3)
+        gain = _rounded(part.orthogonal_gain, 1e-3)
         return f"nn.init.orthogonal_({{}}{'' if gain == 1 else f', gain={gain}'})"
     return _by_fans(part) or _by_number(part)
 
@@ -177,7 +177,7 @@ def _by_fans(part: Part) -> str | None:
         return None
     kind = "uniform" if part.is_uniform else "normal"
     if part.rule == "fan_sum":
-        gain = rounded(part.gain, part.error)
+        gain = _rounded(part.gain, part.error)
         return f"nn.init.xavier_{kind}_({{}}{'' if gain == 1 else f', gain={gain}'})"
     names = {1.0: "linear", 2**0.5: "relu"}
     for gain, name in names.items():
@@ -190,11 +190,11 @@ def _by_fans(part: Part) -> str | None:
 def _by_number(part: Part) -> str:
     deviation = part.drawn_deviation
     if part.is_uniform:
-        bound = rounded(3**0.5 * deviation, part.error)
+        bound = _rounded(3**0.5 * deviation, part.error)
         low, high = (f"{part.mean + sign * bound:.6g}" for sign in (-1, 1))
         return f"nn.init.uniform_({{}}, {low}, {high})"
     mean = f"mean={part.mean:.4g}, " if part.mean else ""
-    return f"nn.init.normal_({{}}, {mean}std={rounded(deviation, part.error)})"
+    return f"nn.init.normal_({{}}, {mean}std={_rounded(deviation, part.error)})"
 
 
 # ---- lines --------------------------------------------------------------------------------------

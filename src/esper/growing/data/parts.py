@@ -5,7 +5,6 @@ Shape letters: N samples.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.growing.digests import tensor_digest
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
 from esper.tasks.objectives import with_sample_weights
@@ -171,17 +171,6 @@ def fingerprint(parts: Iterable[tuple[str, GrowPart]], other: str = "") -> str:
         every = (*named_inputs(part.inputs), ("targets", part.targets), *extra)
         named += [(f"{part_name} {name}", value) for name, value in every]
     return tensor_digest(named, other)
-
-
-def tensor_digest(named: Iterable[tuple[str, Tensor]], other: str = "") -> str:
-    """Return the SHA-256 over names, shapes, dtypes and contents of tensors."""
-    digest = hashlib.sha256(other.encode())
-    for name, value in named:
-        digest.update(f"{name} {tuple(value.shape)} {dtype_name(value)}\n".encode())
-        # As bytes: numpy has no bfloat16.
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def sample_keys(part: GrowPart) -> Ints:

@@ -53,10 +53,10 @@ STREAM_BATCH: Final = 64
 """Batch size of a stream if the user gives none."""
 
 
-def held_out(samples: int) -> float:
+def _share_held_out(samples: int) -> float:
     """Share of train that becomes val, and test.
 
-    >>> held_out(1000), held_out(50_000)
+    >>> _share_held_out(1000), _share_held_out(50_000)
     (0.2, 0.1)
     """
     return min(HELD_OUT, MAX_HELD_OUT / max(1, samples))
@@ -249,7 +249,7 @@ class _Reader:
         missing = [name for name in ("val", "test") if name not in parts]
         few = len(train) < FEW_SAMPLES and "test" in missing
         cut = [name for name in missing if name == "val" or not few]
-        made, share = dict(parts), held_out(len(train))
+        made, share = dict(parts), _share_held_out(len(train))
         if cut:
             by_class = has_classes(train.targets.numpy())
             pieces, together = cut_samples(
@@ -338,7 +338,7 @@ class _Reader:
                 f"train is streamed ({reason}) and its samples have no numbers, so none can be "
                 f"held out: give val= as well"
             )
-        share = held_out(source.length)
+        share = _share_held_out(source.length)
         *pieces, keep = random_cut(source.length, [share] * len(missing), self.seed)
         for name, index_N in zip(missing, pieces, strict=True):
             given[name] = source.take(index_N)

@@ -40,6 +40,9 @@ once in 10 million times."""
 MAX_UNCOUNTED: Final = 1_000_000
 """Samples that are read into memory from data of unknown length, which may be endless."""
 
+END: Final = object()
+"""After the last batch of a loader."""
+
 Batches = Iterator[RawPart]
 
 
@@ -141,7 +144,7 @@ class DatasetSource(Source):
     def random(self) -> bool:
         """Read the first samples several times."""
         numbers = range(min(PROBED_SAMPLES, self.length or 0))
-        return differ(lambda: [self._sample(number) for number in numbers])
+        return _differ(lambda: [self._sample(number) for number in numbers])
 
     def _sample(self, number: int) -> object:
         with user_code(f"{self.where}: sample {number} of the {type(self.data).__name__} fails"):
@@ -188,30 +191,30 @@ class LoaderSource(Source):
         loader = self.loader
         if self.numbers is not None:
             loader = self._loader(self.numbers, self.batch_size or CHUNK, shuffle=False, seed=0)
-        yield from self._batches(loader)
+        yield from self._batches(iter(loader))
 
     def take(self, index_N: Ints) -> RawPart:
         """Read the samples of these places in the loader's own set."""
         assert self.numbers is not None
         loader = self._loader(self.numbers[index_N], len(index_N), shuffle=False, seed=0)
-        return join_parts(list(self._batches(loader)), self.where)
+        return join_parts(list(self._batches(iter(loader))), self.where)
 
     def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
         """Yield the loader's own batches, or those of its dataset without held-out samples."""
-        loader = self.loader
-        if keep is not None and self.numbers is not None:
-            shuffle = not isinstance(loader.sampler, SequentialSampler)
-            loader = self._loader(self.numbers[keep], batch_size, shuffle, seed)
-        yield from self._batches(loader)
+        if keep is None or self.numbers is None:
+            yield from self._batches(seeded_pass(self.loader, seed))
+            return
+        shuffle = not isinstance(self.loader.sampler, SequentialSampler)
+        yield from self._batches(iter(self._loader(self.numbers[keep], batch_size, shuffle, seed)))
 
     def random(self) -> bool:
         """Read the first samples, or the first batch, several times."""
         if self.numbers is None:
-            return differ(lambda: next(iter(self.loader), None), reads=2)
+            return _differ(lambda: next(iter(self.loader), None), reads=2)
         dataset, collate = self.loader.dataset, self.loader.collate_fn
         some = [int(number) for number in self.numbers[:PROBED_SAMPLES]]
         with user_code(f"{self.where}: samples of the {type(dataset).__name__} fail"):
-            return differ(lambda: collate([dataset[number] for number in some]))
+            return _differ(lambda: collate([dataset[number] for number in some]))
 
     def _loader(self, numbers: Ints, batch_size: int, shuffle: bool, seed: int) -> DataLoader[Any]:
         """Return a loader like the user's own, over some of the samples."""
@@ -226,14 +229,51 @@ class LoaderSource(Source):
             generator=torch.Generator().manual_seed(seed),
         )
 
-    def _batches(self, loader: DataLoader[Any]) -> Batches:
-        iterator, end = iter(loader), object()
+    def _batches(self, given: Iterator[Any]) -> Batches:
         for number in itertools.count():
             with user_code(f"{self.where}: batch {number} of the DataLoader fails"):
-                batch = next(iterator, end)
-            if batch is end:
+                batch = next(given, END)
+            if batch is END:
                 return
             yield self._convert(batch)
+
+
+def seeded_pass(data: Iterable[Any], seed: int) -> Iterator[Any]:
+    """Read all of it once; generators of a `DataLoader`'s own, and of its sampler, start from a
+    seed, and stay as the user has them."""
+    own = _generators(data)
+    return _drawing(data, own, seed) if own else iter(data)
+
+
+def _generators(data: object) -> list[torch.Generator]:
+    if not isinstance(data, DataLoader):
+        return []
+    batches = data.batch_sampler
+    holders = (data, data.sampler, batches, getattr(batches, "sampler", None))
+    found = [value for one in holders for value in getattr(one, "__dict__", {}).values()]
+    return list({id(v): v for v in found if isinstance(v, torch.Generator)}.values())
+
+
+def _drawing(data: Iterable[Any], own: list[torch.Generator], seed: int) -> Iterator[Any]:
+    states = [torch.Generator(one.device).manual_seed(seed).get_state() for one in own]
+    reading: Iterator[Any] | None = None
+    batch: object = None
+    while batch is not END:
+        before = [one.get_state() for one in own]
+        try:
+            _set_states(own, states)
+            reading = iter(data) if reading is None else reading  # draws, too
+            batch = next(reading, END)
+            states = [one.get_state() for one in own]
+        finally:
+            _set_states(own, before)
+        if batch is not END:
+            yield batch
+
+
+def _set_states(generators: list[torch.Generator], states: list[Tensor]) -> None:
+    for one, state in zip(generators, states, strict=True):
+        one.set_state(state)
 
 
 def _sampled_numbers(loader: DataLoader[Any]) -> Ints | None:
@@ -262,14 +302,16 @@ class IterableSource(Source):
 
     def in_order(self) -> Batches:
         """Yield the samples as they come."""
-        return self.epoch(CHUNK, None, 0)
+        return self._batches(iter(self.data), CHUNK)
 
     def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
         """Yield the samples as they come, in batches."""
-        iterator = iter(self.data)
+        return self._batches(seeded_pass(self.data, seed), batch_size)
+
+    def _batches(self, given: Iterator[Any], batch_size: int) -> Batches:
         for number in itertools.count():
             with user_code(f"{self.where}: reading from sample {number * batch_size} on fails"):
-                samples = list(itertools.islice(iterator, batch_size))
+                samples = list(itertools.islice(given, batch_size))
             if not samples:
                 return
             yield collate_samples(samples, self.place, number * batch_size)
@@ -278,7 +320,7 @@ class IterableSource(Source):
         """Start twice and compare the first samples; not possible for generators."""
         if self.once:
             return False
-        return differ(lambda: list(itertools.islice(iter(self.data), PROBED_SAMPLES)), reads=2)
+        return _differ(lambda: list(itertools.islice(iter(self.data), PROBED_SAMPLES)), reads=2)
 
     def empty_message(self) -> str:
         """A generator may have been used up."""
@@ -293,7 +335,7 @@ class IterableSource(Source):
 # ---- random transforms -------------------------------------------------------------------------
 
 
-def differ(read: Callable[[], object], reads: int = PROBED_READS) -> bool:
+def _differ(read: Callable[[], object], reads: int = PROBED_READS) -> bool:
     """Whether repeated reads give different values."""
     first = read()
     return any(not _same(first, read()) for _ in range(reads - 1))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.device.rng import forked_rng, permutations
+from esper.device.streams import new_stream
 from esper.growing.data.parts import GrowPart
 from esper.growing.data.parts import Inputs as RawInputs
 from esper.growing.data.streams import StreamSource
@@ -105,9 +106,21 @@ class StreamReader:
         self._source, self._inputs, self._seed, self._device = source, inputs, seed, device
         self._kept: OrderedDict[int, Batch] = OrderedDict()
         self._next, self._epoch, self._pass = 0, 0, source.epoch(0)
+        self._side = new_stream(device)
 
     def batch(self, number: int) -> Batch:
-        """The batch of a number, on the device."""
+        """The batch of a number, on the device, for work on the current CUDA stream."""
+        if self._side is None:
+            return self._kept_or_read(number)
+        with torch.cuda.stream(self._side):  # one for all runs, as they share the batches
+            values, targets = self._kept_or_read(number)
+        lane = torch.cuda.current_stream(self._device)
+        lane.wait_stream(self._side)
+        for part in (*values, targets):
+            part.record_stream(lane)
+        return values, targets
+
+    def _kept_or_read(self, number: int) -> Batch:
         if number not in self._kept and number != self._next:
             self._seek(number)
         while number not in self._kept:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from esper.device.rng import derive_keys
 from esper.device.upload import upload
+from esper.kasmina.layers.layers import has_hooks
 from esper.kasmina.layers.random_layers import RowDraws, RowStreams, Site
 from esper.leyline.streams import GOLDEN, stream_keys, stream_seed
+
+LIBRARIES: Final = ("torch", "esper", "builtins", "math", "_operator")
+"""Their code in a network draws from torch's generators only."""
 
 
 class KeyedDraws:
@@ -42,23 +47,30 @@ class Generators:
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
             self.torch.append(torch.cuda.default_generators[index])
-        self.host_draws: bool | None = None
-        """Whether it draws from Python's or numpy's generators; None: not known yet."""
 
-    def begin(self, number: int) -> None:
-        """Seed them for a batch."""
+    def begin(self, number: int, host: bool = True) -> None:
+        """Seed them for a batch; `host`: Python's and numpy's as well."""
         seed = (self._seed + number * GOLDEN) % 2**63
         for generator in self.torch:
             generator.manual_seed(seed)
-        if self.host_draws is not False:
+        if host:
             random.seed(seed)
             np.random.seed(seed % 2**32)
-            self._before = host_state()
 
-    def end(self) -> None:
-        """Find out, after the first batch, which of them are used."""
-        if self.host_draws is None:
-            self.host_draws = host_state() != self._before
+
+def may_draw_on_host(network: nn.Module) -> bool:
+    """Whether a network has code of a user's, which may draw from Python's or numpy's generators,
+    in some batch or other."""
+    return has_hooks(network) or any(_is_users(part) for part in network.modules())
+
+
+def _is_users(part: nn.Module) -> bool:
+    code: list[Any] = [*type(part).__mro__]
+    if isinstance(part, fx.GraphModule):
+        code += [node.target for node in part.graph.nodes if node.op == "call_function"]
+    # Functions of torch's C code have no module.
+    modules = [getattr(one, "__module__", None) or "torch" for one in code]
+    return "forward" in vars(part) or any(one.split(".")[0] not in LIBRARIES for one in modules)
 
 
 def host_state() -> tuple[object, ...]:

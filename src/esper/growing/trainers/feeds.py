@@ -9,7 +9,6 @@ Shape letters: B batch, K batches of a table, E epochs, N samples.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final, Protocol
 
 import numpy as np
@@ -50,7 +49,7 @@ class Feed(Protocol):
         ...
 
 
-def order_table(samples: int, size: int, seed: int, first: int, count: int,
+def _order_table(samples: int, size: int, seed: int, first: int, count: int,
                 device: torch.device) -> Tensor:  # fmt: skip
     """Sample numbers `[K, B]` of `count` batches from `first` on, as `ResidentOrder` has them."""
     per_epoch = samples // size
@@ -86,7 +85,7 @@ class ResidentFeed:
         count = min(self.rows, self._batches - number)
         if count > 0:
             samples = len(self._samples)
-            rows = order_table(samples, self.size, self._seed, number, count, self._device)
+            rows = _order_table(samples, self.size, self._seed, number, count, self._device)
             self._table_KB[:count].copy_(rows)
         self._row_1.zero_()
         self._end = number + count
@@ -124,12 +123,6 @@ class _Slot:
             self._copied.record()
 
 
-@cache
-def _reading_stream(device: torch.device) -> torch.cuda.Stream:
-    """All runs read a stream of data on one CUDA stream, as they share its batches."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
 class HostFeed:
     """Batches from the host or of a stream, copied to fixed addresses before each is computed."""
 
@@ -138,7 +131,6 @@ class HostFeed:
         self.number_1 = torch.zeros(1, dtype=torch.int64, device=device)
         self._static: list[Tensor] = []
         self._slots: list[_Slot] = []
-        self._side = _reading_stream(device) if device.type == "cuda" else None
 
     def begin(self, number: int) -> None:
         """Nothing is read ahead."""
@@ -146,29 +138,16 @@ class HostFeed:
 
     def ready(self, number: int) -> int:
         """Copy the batch of this number."""
-        values, targets = self._read(number)
+        values, targets = self._source.batch(number)
         parts = [*(laid_out(v, self._channels_last) for v in values), targets]
         if not self._static:
             self._static = [torch.empty_like(part, device=self._device) for part in parts]
-        if parts[-1].device == self._device:
+        if parts[-1].device.type == self._device.type:
             for static, part in zip(self._static, parts, strict=True):
                 static.copy_(part)
         else:
             self._send(number, parts)
         return 1
-
-    def _read(self, number: int) -> Batch:
-        """A stream's batches are shared by runs on several CUDA streams."""
-        if self._side is None:
-            return self._source.batch(number)
-        with torch.cuda.stream(self._side):
-            values, targets = self._source.batch(number)
-        lane = torch.cuda.current_stream(self._device)
-        lane.wait_stream(self._side)
-        for part in (*values, targets):
-            if part.is_cuda:
-                part.record_stream(lane)
-        return values, targets
 
     def _send(self, number: int, parts: list[Tensor]) -> None:
         if not self._slots:

@@ -177,7 +177,7 @@ class Kinds:
     def _train_eagerly(self, job: Job, kind: Kind) -> Program | str:
         program = self._program(job, kind)
         program.step_eager()
-        before = host_state()
+        before, kept = host_state(), program.optimizer.kept()
         feed = program.make_feed()
         feed.ready(program.trained)
         with _waiting_is_an_error(self._task.device):
@@ -187,7 +187,8 @@ class Kinds:
             program.step_eager()
         if host_state() != before:
             return "it draws random numbers from Python's random or numpy.random"
-        return program
+        counted = program.optimizer.kept().changed(kept)
+        return f"the optimizer changes {counted!r} in every batch" if counted else program
 
     def _train_by_replays(self, job: Job, kind: Kind, capture: Capture) -> Program:
         program = self._program(job, kind)
@@ -261,7 +262,8 @@ def _state(program: Program) -> dict[str, Tensor]:
         for name, value in program.optimizer.state.get(param, {}).items():
             if isinstance(value, Tensor):
                 found[f"optimizer {place} {name}"] = value
-    return found
+    kept = program.optimizer.kept().tensors
+    return found | {f"optimizer {name}": value for name, value in kept.items()}
 
 
 def _bits(value: Tensor) -> Tensor:

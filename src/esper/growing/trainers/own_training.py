@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growing.runs import Recipe
+from esper.growing.trainers.optimizer_state import Kept, OptimizerState
 from esper.growing.trainers.update import Update
 from esper.kasmina.tracing import Inputs
 from esper.leyline.errors import EsperError, shown
@@ -46,7 +47,7 @@ class OwnTraining:
         """The optimiser of a run."""
         if self.optimizer is None:
             return Update(params, recipe, lr)
-        return OwnUpdate(self.optimizer, params, recipe, lr)
+        return _OwnUpdate(self.optimizer, params, recipe, lr)
 
     def rates(self, recipe: Recipe, update: Update) -> list[float]:
         """The learning rate of every batch; for a user's optimiser as a multiple of its own.
@@ -55,7 +56,7 @@ class OwnTraining:
         """
         if self.scheduler is None:
             return [recipe.rate(batch) for batch in range(recipe.batches)]
-        base = update.base_rate if isinstance(update, OwnUpdate) else self.base_rate
+        base = update.base_rate if isinstance(update, _OwnUpdate) else self.base_rate
         return [recipe.lr / base * rate for rate in self._scheduled(recipe.batches, base)]
 
     def _scheduled(self, batches: int, lr: float) -> list[float]:
@@ -95,7 +96,7 @@ BUILT_IN: Final = OwnTraining()
 """Nothing is the user's."""
 
 
-class OwnUpdate(Update):
+class _OwnUpdate(Update):
     """A user's optimiser; rates are multiples of those that it was made with."""
 
     def __init__(
@@ -123,7 +124,7 @@ class OwnUpdate(Update):
         self.base_rate = self._base[0]
         if isinstance(lr, Tensor):
             _read_rate_on_device(self.own, lr.device)
-        self.state = self.own.state  # type: ignore[assignment]
+        self._kept, self._stepped = OptimizerState(self.own, self.params), False
 
     def apply(self, params: list[Any], grads: list[Any]) -> None:
         """Update parameters that have gradients."""
@@ -134,22 +135,21 @@ class OwnUpdate(Update):
                 group["lr"] = base * self.lr
         with user_callback("optimizer fails"):
             self.own.step()
-
-    def held(self, param: nn.Parameter) -> dict[str, Tensor]:
-        """Its state of a parameter, numbers as tensors."""
-        return {
-            name if isinstance(value, Tensor) else f"number {name}": torch.as_tensor(value)
-            for name, value in self.state.get(param, {}).items()
-            if value is not None
-        }
+        if not self._stepped:
+            self._stepped = True
+            self.kept()  # what cannot be saved is refused now, not after a minute
 
     def restore(self, param: nn.Parameter, held: dict[str, Tensor]) -> None:
-        """Put such a state back."""
-        state: dict[str, Any] = {
-            name.removeprefix("number "): value.item() if name.startswith("number ") else value
-            for name, value in held.items()
-        }
-        self.state[param] = state
+        """Only the built-in ones are saved by parameter."""
+        raise ValueError("saved by an earlier version")
+
+    def kept(self) -> Kept:
+        """All that it keeps."""
+        return self._kept.kept()
+
+    def put_back(self, kept: Kept) -> None:
+        """Continue from what was kept."""
+        self._kept.put_back(kept)
 
 
 def _read_rate_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -20,10 +20,11 @@ from esper.growing.trainers.augment import NONE, Augmentation
 from esper.growing.trainers.average import Average, named_state
 from esper.growing.trainers.data import Batch, ResidentOrder, StreamReader
 from esper.growing.trainers.determinism import tolerate_others
-from esper.growing.trainers.draws import Generators, KeyedDraws
+from esper.growing.trainers.draws import Generators, KeyedDraws, may_draw_on_host
 from esper.growing.trainers.feeds import Feed, HostFeed, ResidentFeed
 from esper.growing.trainers.job import Job, Outcome, Running
 from esper.growing.trainers.kind import PLAIN, Kind, gather, laid_out
+from esper.growing.trainers.optimizer_state import Kept, as_state
 from esper.growing.trainers.task import Task
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
@@ -34,6 +35,9 @@ CHECKED: Final = 256
 """Most batches after which the loss is looked at."""
 NEARLY: Final = 0.9
 """Share of a run after which it is not judged any more before its end."""
+
+OWN_STATE: Final = "optimizer/"
+"""Before the names of what a user's optimiser keeps, in a checkpoint."""
 
 Capture = Callable[[Callable[[], None]], Recording]
 """Captures work on the current CUDA stream without running it."""
@@ -67,6 +71,7 @@ class Program:
         self.total = torch.zeros((), device=task.device)
         """Sum of the losses since the last point of the curve."""
         self._generators = Generators(job.seed, task.device)
+        self._draws_on_host = not task.is_built_in or may_draw_on_host(self.network)
         site = kind.site
         self._draws = None if site is None else KeyedDraws(job.seed, site, task.device)
         name = job.recipe.augment
@@ -126,11 +131,9 @@ class Program:
         values, targets = self._eager_batch(number)
         values = self._augmented(values, number)
         if self.kind.seeded:
-            self._generators.begin(number)
+            self._generators.begin(number, self._draws_on_host)
         self.set_rate(number)
         self.update(values, targets, number)
-        if self.kind.seeded:
-            self._generators.end()
         self.trained = number + 1
 
     def _eager_batch(self, number: int) -> Batch:
@@ -320,6 +323,8 @@ class Program:
         for place, param in enumerate(self.params):
             for name, value in self.optimizer.held(param).items():
                 tensors[f"optimizer.{place}.{name}"] = self.whole(value, param)
+        kept = self.optimizer.kept().saved()
+        tensors |= {f"{OWN_STATE}{name}": value for name, value in kept.items()}
         tensors["curve"] = torch.tensor(self.curve, dtype=torch.float64).reshape(-1, 2)
         tensors["total"] = self.total.detach().cpu().clone()
         tensors["position"] = torch.tensor([self.trained, self.seconds], dtype=torch.float64)
@@ -337,21 +342,28 @@ class Program:
             self.total.copy_(tensors["total"])
             trained, self.seconds = tensors["position"].tolist()
             curve = tensors["curve"].tolist()
+            self._load_optimizer(tensors)
         except EsperError:
             raise
-        except (SafetensorError, KeyError, RuntimeError, ValueError, OSError) as error:
+        except (SafetensorError, LookupError, RuntimeError, ValueError, OSError) as error:
             raise EsperError(
                 f"{path}: not the state of this run ({str(error).splitlines()[0]}); remove the "
                 f"file, and the run is trained from its start"
             ) from error
         self.trained, self.curve = int(trained), [(int(at), loss) for at, loss in curve]
         self.finite = all(math.isfinite(loss) for _, loss in self.curve)
+
+    def _load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
         for place, param in enumerate(self.params):
             prefix = f"optimizer.{place}."
             names = [n.removeprefix(prefix) for n in tensors if n.startswith(prefix)]
             if names:
                 held = {n: self.part(tensors[prefix + n], param) for n in names}
-                self.optimizer.restore(param, {n: _as_state(v, param) for n, v in held.items()})
+                self.optimizer.restore(param, {n: as_state(v, param) for n, v in held.items()})
+        own = [name for name in tensors if name.startswith(OWN_STATE)]
+        if own:
+            kept = {name.removeprefix(OWN_STATE): tensors[name] for name in own}
+            self.optimizer.put_back(Kept.of(kept))
 
     def held(self) -> dict[str, Tensor]:
         """Parameters and buffers by name, tied ones once; buffers that are not saved included."""
@@ -376,13 +388,6 @@ class Program:
         from safetensors.torch import load_file
 
         return load_file(str(path))
-
-
-def _as_state(value: Tensor, param: Tensor) -> Tensor:
-    """State of an optimiser, in the memory layout of its parameter: fused kernels rely on it."""
-    if value.shape != param.shape or value.dim() == 0:
-        return value.to(param.device)
-    return torch.empty_like(param, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _cpu_weights(network: nn.Module) -> dict[str, Tensor]:

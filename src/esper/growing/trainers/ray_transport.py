@@ -58,7 +58,7 @@ class RayTransport:
     def start(self, worker: int, setup: Setup) -> None:
         """Start an actor; it is ready when the cluster has room for it."""
         self.end(worker)
-        kind = ray.remote(max_restarts=0, max_concurrency=4, **self._resources)(RayRuns)
+        kind = ray.remote(max_restarts=0, max_concurrency=4, **self._resources)(_RayRuns)
         self._actors[worker] = kind.remote(self._block, esper.__version__)
         self._sent[worker] = 0
         self.send(worker, setup)
@@ -112,7 +112,7 @@ class RayTransport:
 # ---- in the cluster ----------------------------------------------------------------------------
 
 
-class RayRuns:
+class _RayRuns:
     """Actor that trains runs."""
 
     def __init__(self, block: Any, version: str) -> None:

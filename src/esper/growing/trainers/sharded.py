@@ -95,7 +95,9 @@ class ShardedTrainer:
         precision = "bfloat16" if self.task.amp else "float32"
         size = self.ranks.size
         trainer = f"sharded over {size} rank{'s' * (size > 1)}"
-        return How(device=str(self.task.device), trainer=trainer, precision=precision)
+        device = self.task.device
+        exact = device.type == "cpu"  # on GPUs the kernels of ranks are not the deterministic ones
+        return How(device=str(device), trainer=trainer, precision=precision, bitwise=exact)
 
     def close(self) -> None:
         """Nothing is left to end: the ranks belong to the process."""
@@ -117,7 +119,7 @@ class ShardedProgram(Program):
         self.shards, self._small = shards, small
         super().__init__(job, task)
         if isinstance(task.train, StreamReader):
-            self.batches = StreamOfFirst(task.train, shards)
+            self.batches = _StreamOfFirst(task.train, shards)
 
     # ---- the network ----------------------------------------------------------------------
 
@@ -300,7 +302,7 @@ class ShardedProgram(Program):
     def read(self, path: Path) -> Mapping[str, Tensor]:
         """The tensors of rank 0's checkpoint."""
         read, first = super().read, self.shards.rank == 0
-        return TensorsOfFirst(
+        return _TensorsOfFirst(
             self.shards.together(lambda: read(path) if first else {}), self.shards
         )
 
@@ -308,7 +310,7 @@ class ShardedProgram(Program):
 # ---- from rank 0 ---------------------------------------------------------------------------------
 
 
-class TensorsOfFirst(Mapping[str, Tensor]):
+class _TensorsOfFirst(Mapping[str, Tensor]):
     """Tensors of rank 0 by name; all ranks ask for the same ones in the same order."""
 
     def __init__(self, tensors: Mapping[str, Tensor], shards: Shards) -> None:
@@ -332,7 +334,7 @@ class TensorsOfFirst(Mapping[str, Tensor]):
         return len(self._kinds)
 
 
-class StreamOfFirst:
+class _StreamOfFirst:
     """A stream that rank 0 reads; the others get its batches."""
 
     def __init__(self, stream: BatchSource, shards: Shards) -> None:
@@ -344,6 +346,6 @@ class StreamOfFirst:
         read = self._shards.together(lambda: self._stream.batch(number) if first else ([], None))
         values, targets = read
         named = {} if targets is None else dict(enumerate([*values, targets]))
-        given = TensorsOfFirst({str(n): v for n, v in named.items()}, self._shards)
+        given = _TensorsOfFirst({str(n): v for n, v in named.items()}, self._shards)
         *values, targets = [given[name] for name in given]
         return values, targets

@@ -65,7 +65,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class DataForm:
+class _DataForm:
     """Where the samples of a search lie in a block of memory that all workers share."""
 
     train: tuple[_Place, ...]
@@ -85,17 +85,17 @@ def _view(block: Tensor, place: _Place) -> Tensor:
 
 
 def data_tensors(train: Samples, val: Samples) -> list[Tensor]:
-    """The tensors of samples in the order of `DataForm`."""
+    """The tensors of samples in the order of `_DataForm`."""
     return [*train.values, train.targets, *val.values, val.targets]
 
 
-def _data_form(train: Samples, val: Samples) -> DataForm:
+def _data_form(train: Samples, val: Samples) -> _DataForm:
     first, places = 0, list[_Place]()
     for value in data_tensors(train, val):
         places.append(_Place(value.dtype, tuple(value.shape), first, value.nbytes))
         first += -(-value.nbytes // ALIGNED) * ALIGNED
     count = len(train.values) + 1
-    return DataForm(tuple(places[:count]), tuple(places[count:]), first)
+    return _DataForm(tuple(places[:count]), tuple(places[count:]), first)
 
 
 def data_pieces(tensors: Iterable[Tensor]) -> Iterable[memoryview]:
@@ -166,7 +166,7 @@ class TaskForm:
     metric: bytes | None
     """None: only the search has it, and judges what comes back."""
     amp: bool
-    data: DataForm
+    data: _DataForm
     switches: tuple[Any, ...]
 
     def task(self, block: Tensor, device: str) -> Task:
@@ -212,7 +212,7 @@ def task_form(task: Task) -> tuple[TaskForm | None, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkForm:
+class _NetworkForm:
     """A network without its values."""
 
     graph: GraphRecord
@@ -224,7 +224,7 @@ class NetworkForm:
     """Modules that are in eval mode."""
 
 
-def describe_network(network: nn.Module) -> tuple[NetworkForm, dict[str, Tensor]]:
+def describe_network(network: nn.Module) -> tuple[_NetworkForm, dict[str, Tensor]]:
     """The form of a network and its values; raises with what has none."""
     if isinstance(network, fx.GraphModule) and (
         network._forward_hooks or network._forward_pre_hooks or network._backward_hooks
@@ -234,7 +234,7 @@ def describe_network(network: nn.Module) -> tuple[NetworkForm, dict[str, Tensor]
     saved = network.state_dict(keep_vars=True)
     unsaved = [name for name, _ in network.named_buffers() if name not in saved]
     evaluated = [name for name, part in network.named_modules() if not part.training]
-    form = NetworkForm(graph, _names(network), tuple(unsaved), tuple(evaluated))
+    form = _NetworkForm(graph, _names(network), tuple(unsaved), tuple(evaluated))
     return form, values
 
 
@@ -246,7 +246,7 @@ def _names(network: nn.Module) -> tuple[str, ...]:
     )
 
 
-def rebuild_network(form: NetworkForm, values: Mapping[str, Tensor]) -> nn.Module:
+def rebuild_network(form: _NetworkForm, values: Mapping[str, Tensor]) -> nn.Module:
     """The network, in the modes and with the order of the one that was described."""
     network = rebuild(form.graph, values, "network").train()
     order = {name: place for place, name in enumerate(form.names)}
@@ -261,7 +261,7 @@ def rebuild_network(form: NetworkForm, values: Mapping[str, Tensor]) -> nn.Modul
     return network
 
 
-def rebuilt(form: NetworkForm, content: bytes) -> nn.Module:
+def rebuilt(form: _NetworkForm, content: bytes) -> nn.Module:
     """The same of values in one piece."""
     return rebuild_network(form, read_tensors(content))
 
@@ -279,7 +279,7 @@ class Forms:
         self._task = task
         self._right: dict[str, bool] = {}
 
-    def describe(self, network: nn.Module) -> tuple[NetworkForm, dict[str, Tensor]] | None:
+    def describe(self, network: nn.Module) -> tuple[_NetworkForm, dict[str, Tensor]] | None:
         """A network for a worker; None if it might not be the same."""
         try:
             form, values = describe_network(network)
@@ -290,7 +290,7 @@ class Forms:
             self._right[kind] = self._same(network, form, values)
         return (form, values) if self._right[kind] else None
 
-    def _same(self, network: nn.Module, form: NetworkForm, values: Mapping[str, Tensor]) -> bool:
+    def _same(self, network: nn.Module, form: _NetworkForm, values: Mapping[str, Tensor]) -> bool:
         """Whether the description gives the names, order and outputs of the network."""
         again = rebuild_network(form, {name: value.clone() for name, value in values.items()})
         own, other = network.state_dict(), again.state_dict()

@@ -48,6 +48,11 @@ class Task:
         """Whether runs may smooth labels, each by a share of its own."""
         return self.loss is _labels_last and self.own.train_step is None
 
+    @property
+    def is_built_in(self) -> bool:
+        """Whether no function of the user's is part of a batch, as far as is known."""
+        return self.loss is _labels_last and not self.own.given
+
     def training_loss(self, recipe: Recipe) -> ScalarLoss:
         """The loss that a run minimises."""
         if not recipe.label_smoothing or not self.smooths:

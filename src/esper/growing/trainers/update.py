@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growing.runs import Recipe
+from esper.growing.trainers.optimizer_state import Kept
 
 MOMENTUM: Final = 0.9
 """Of SGD."""
@@ -66,6 +67,13 @@ class Update:
     def restore(self, param: nn.Parameter, held: dict[str, Tensor]) -> None:
         """Put such a state back."""
         self.state[param] = held
+
+    def kept(self) -> Kept:
+        """What it keeps beside that."""
+        return Kept()
+
+    def put_back(self, kept: Kept) -> None:
+        """Continue from what was kept."""
 
     def _adamw(self, params: list[Any], grads: list[Any]) -> None:
         states = [self.state.get(param) or self._fresh(param) for param in params]

@@ -318,17 +318,21 @@ def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     if not found:
         return []
     dots = [Dot(one.label, one.params, one.score, _mark(one)) for one in found]
-    reference = next((one.label for one in found if one.is_reference), "the reference")
-    head = ("policy", "mean score (95 %)", f"minus {reference} (95 %)", "test", "parameters",
-            "compute", "n")  # fmt: skip
     note = (
-        f"Mean score with 95 % intervals against mean size; the line joins those that no smaller "
-        f"one beats. Differences are to {reference}. Compute: training runs of the host."
+        "Mean score with 95 % intervals against mean size; the line joins those that no smaller "
+        "one beats. Differences are of means. Compute: training runs of the host."
     )
     return [
         _picture(frontier_plot(dots, "score", named=True), note),
-        table("Policies, best first", head, contender_rows(found), range(1, 7)),
+        table("Policies, best first", contender_head(found), contender_rows(found), range(1, 7)),
     ]
+
+
+def contender_head(found: Sequence[views.Contender]) -> tuple[str, ...]:
+    """Names of the columns of `contender_rows`."""
+    reference = next((one.label for one in found if one.is_reference), "the reference")
+    return ("policy", "mean score (95 %)", f"minus {reference} (95 %)", "test", "parameters",
+            "compute", "n")  # fmt: skip
 
 
 def contender_rows(found: Sequence[views.Contender]) -> list[tuple[str, ...]]:

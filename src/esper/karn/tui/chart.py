@@ -21,11 +21,11 @@ class Axis:
     logarithmic: bool = False
 
     @classmethod
-    def around(cls, values: Iterable[float], margin: float = 0.05, least: float = 0.0) -> Axis:
+    def around(cls, values: Iterable[float], least: float = 0.0) -> Axis:
         """The range of some values with a margin; `least`: smallest range."""
         found = [value for value in values if math.isfinite(value)]
         low, high = min(found, default=0.0), max(found, default=1.0)
-        extra = max((high - low) * margin, (least - (high - low)) / 2)
+        extra = max(0.05 * (high - low), (least - (high - low)) / 2)
         return cls(low - extra, high + extra)
 
     def share(self, value: float) -> float:

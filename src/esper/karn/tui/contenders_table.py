@@ -15,11 +15,14 @@ from esper.karn.tui.learning_curve import INTERVAL_STYLE, MEAN_STYLE
 from esper.karn.tui.panel import Panel, not_yet, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.views import Contender, RunKind, RunState, RunSummary
+from esper.leyline.errors import shorten
 from esper.plotting.numbers import fixed, interval, number, signed_interval
 
 _FIGURES_WIDTH = 27
 """Columns of everything but name, drawn interval and difference."""
 _NAME: Final = 24
+_REFERENCE: Final = 12
+"""Columns of the reference in the head."""
 
 
 def _why_none(run: RunSummary) -> str:
@@ -43,11 +46,14 @@ class ContendersTable(Panel):
         differences = [
             "reference" if one.is_reference else signed_interval(one.difference) for one in found
         ]
+        named = next((one.label for one in found if one.is_reference), "the reference")
+        apart = f"minus {shorten(named, _REFERENCE)}"
         names = min(_NAME, max(len(one.label) for one in found))
-        others = _FIGURES_WIDTH + names + max(map(len, differences)) + len(str(found[0].n))
+        wide = max(map(len, (apart, *differences)))
+        others = _FIGURES_WIDTH + names + wide + len(str(found[0].n))
         room = max(12, min(60, width - others))
         scale = _scale(found)
-        table = plain_table("policy", "n", "score", _ends(scale, room), "difference", "params",
+        table = plain_table("policy", "n", "score", _ends(scale, room), apart, "params",
                             "compute", right=(1, 5, 6))  # fmt: skip
         for one, difference in zip(found, differences, strict=True):
             name = Text(one.label, style="bold" if one.is_reference else "")

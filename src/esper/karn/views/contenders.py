@@ -35,7 +35,7 @@ UNKNOWN: Final = Estimate(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One policy; means over n hosts with 95 % intervals. NaN: not known."""
+    """One policy; means with 95 % intervals. NaN: not known."""
 
     label: str
     policy: str = ""
@@ -43,7 +43,7 @@ class Contender:
     is_reference: bool = False
     """What `difference` is to."""
     n: int = 0
-    """Hosts (compare, train), cases (audit)."""
+    """Hosts, or draws that hosts share (compare, train); cases (audit)."""
     score: Estimate = UNKNOWN
     difference: Estimate = UNKNOWN
     """Score minus that of the reference, paired; NaN for the reference."""
@@ -131,9 +131,9 @@ def _policy(saved: Entries, reference: Entries | None, by_draw: bool) -> Contend
         else _difference(score, group, numbers(entries(reference, "result"), "score_N")),
         test=_estimate(by_group(numbers(result, "test_N"), group)),
         accuracy=_estimate(by_group(numbers(result, "accuracy_N"), group)),
-        params=_mean(numbers(result, "parameters_N")),
-        macs=_mean(numbers(result, "macs_N")),
-        compute=_mean(compute),
+        params=_mean(by_group(numbers(result, "parameters_N"), group)),
+        macs=_mean(by_group(numbers(result, "macs_N"), group)),
+        compute=_mean(by_group(compute, group)),
         seconds=float(sum(numbers(result, "seconds_G"))),
         ended=seconds_of(text(saved, "ended")),
     )
@@ -212,8 +212,9 @@ def _evaluated(
     one: tuple[str, Entries], reference: tuple[str, Entries], host: tuple[float, float]
 ) -> Contender:
     (label, saved), outcome = one, entries(one[1], "outcome")
-    params, macs = (numbers(outcome, name) for name in ("added_params_E", "added_macs_E"))
     group = numbers(saved, "draw_E")
+    added = (by_group(numbers(outcome, name), group) for name in ("added_params_E", "added_macs_E"))
+    params, macs = added
     score = by_group(numbers(outcome, "score_E"), group)
     return Contender(
         label=label,
@@ -228,7 +229,7 @@ def _evaluated(
         accuracy=_estimate(by_group(numbers(outcome, "accuracy_E"), group)),
         params=host[0] + _mean(params),
         macs=host[1] + _mean(macs),
-        compute=_mean(numbers(saved, "compute_E")),
+        compute=_mean(by_group(numbers(saved, "compute_E"), group)),
     )
 
 

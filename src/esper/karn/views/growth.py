@@ -47,7 +47,7 @@ class SeedGrowth(SeedLife):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberPoint:
+class _MemberPoint:
     """One step of a member."""
 
     at: int
@@ -68,7 +68,7 @@ class RatePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberBrief:
+class _MemberBrief:
     """A member to choose."""
 
     member: int
@@ -87,7 +87,7 @@ class MemberGrowth:
     newest: int
     """The newest round that is recorded."""
     member: int
-    members: tuple[MemberBrief, ...]
+    members: tuple[_MemberBrief, ...]
     """All members of the run."""
     steps: int
     """Of an episode."""
@@ -99,7 +99,7 @@ class MemberGrowth:
     added_params: tuple[int, ...]
     """By steps done from 0 to `now`; seeds count from when they change the output."""
     seeds: tuple[SeedGrowth, ...]
-    points: tuple[MemberPoint, ...]
+    points: tuple[_MemberPoint, ...]
     """Empty unless every step was recorded."""
     rates: tuple[RatePoint, ...]
     """Empty where they are not recorded."""
@@ -183,22 +183,22 @@ _OUTCOME: Final = ("member_E", "score_E", "blueprint_ES", "added_params_E")
 
 def _members(
     setup: RunSetup, lives: Sequence[SeedLife], outcomes: Mapping[int, Row]
-) -> tuple[MemberBrief, ...]:
+) -> tuple[_MemberBrief, ...]:
     born: dict[int, int] = {}
     for life in lives:
         born[life.member] = born.get(life.member, 0) + 1
     count = setup.members or 1 + max((*born, *outcomes), default=-1)
     return tuple(
-        MemberBrief(
+        _MemberBrief(
             e, outcomes[e]["score_E"], sum(kind >= 0 for kind in outcomes[e]["blueprint_ES"])
         )
         if e in outcomes
-        else MemberBrief(e, math.nan, born.get(e, 0))
+        else _MemberBrief(e, math.nan, born.get(e, 0))
         for e in range(count)
     )
 
 
-def _chosen(members: Sequence[MemberBrief], member: int | None) -> int:
+def _chosen(members: Sequence[_MemberBrief], member: int | None) -> int:
     """The one that is asked for, else the best one, while nothing is scored the first one."""
     if member is not None:
         return max(0, min(member, len(members) - 1))
@@ -206,10 +206,10 @@ def _chosen(members: Sequence[MemberBrief], member: int | None) -> int:
     return max(scored, key=lambda one: one.score).member if scored else 0
 
 
-def _points(tables: EventTables, only: Rounds, member: int) -> tuple[MemberPoint, ...]:
+def _points(tables: EventTables, only: Rounds, member: int) -> tuple[_MemberPoint, ...]:
     names = ("val_accuracy_E", "train_accuracy_E")
     found = {
-        row["step"]: MemberPoint(row["step"] + 1, *(row[name] for name in names))
+        row["step"]: _MemberPoint(row["step"] + 1, *(row[name] for name in names))
         for row in tables.rows(_Kind.STEP_COMPLETED, names, only)
         if row["row"] == member
     }

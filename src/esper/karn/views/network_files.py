@@ -28,7 +28,7 @@ _FILE: Final = re.compile(r"\d{4,9}(-plain/\w[\w.-]*|(\.refit)?\.safetensors|\.p
 
 
 @dataclass(frozen=True, slots=True)
-class NetworkFile:
+class _NetworkFile:
     """A file of a network."""
 
     name: str
@@ -45,7 +45,7 @@ class NetworkDetail:
     """Python that returns the network; empty if it was not kept."""
     script: str
     """Script that trains it again; empty if none was kept."""
-    files: tuple[NetworkFile, ...]
+    files: tuple[_NetworkFile, ...]
     layers: tuple[LayerBox, ...]
     """In order; empty until the network is saved, with the result."""
     curve: tuple[tuple[float, float], ...]
@@ -90,13 +90,13 @@ def _curve(row: Entries) -> Iterator[tuple[float, float]]:
                 yield at, loss
 
 
-def _files(run: Path, number: int) -> Iterator[NetworkFile]:
+def _files(run: Path, number: int) -> Iterator[_NetworkFile]:
     root = run / f.GROWN_NETWORKS
     stem = f"{number:04d}"
     for path in sorted((*root.glob(f"{stem}*"), *root.glob(f"{stem}-plain/*"))):
         name = path.relative_to(root).as_posix()
         if _FILE.fullmatch(name) and path.is_file() and not path.is_symlink():
-            yield NetworkFile(name, path.stat().st_size)
+            yield _NetworkFile(name, path.stat().st_size)
 
 
 def _pick_line(run: Path, search: SearchTable, number: int) -> str:

@@ -88,11 +88,11 @@ def made_text(search: SearchTable, row: Entries, parent: Entries | None) -> str:
         first = purpose == "first" or (not purpose and whole(row, "number") == 0)
         return f"The first run: your model {rate}." if first else f"A first look at {name} {rate}."
     said = _MADE.get(purpose, _MADE[""]).format(run=f"#{whole(parent, 'number')}")
-    changed = ", ".join(changes(search, row, parent))
+    changed = ", ".join(_changes(search, row, parent))
     return f"{said}, {changed}." if changed else f"{said}."
 
 
-def changes(search: SearchTable, row: Entries, parent: Entries) -> list[str]:
+def _changes(search: SearchTable, row: Entries, parent: Entries) -> list[str]:
     """What differs between a run and the one that it came from."""
     found = [] if same_network(row, parent) else [f"as {network_name(search, row)}"]
     if whole(row, "start") is not None:

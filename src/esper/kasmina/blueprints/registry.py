@@ -14,7 +14,7 @@ With `from_host=True` the class is called with a `HostSegment` instead of the wi
 segment with parameters before the slot. It raises `EsperError` if it cannot be built from it; the
 slot then refuses it with that reason. Its attribute `inherited` maps names of its tensors to the
 host's: at germination these are copied from the member's current host, buffers included
-(twin.py).
+(twin.py). `esper.grow`, whose models have no segments, does not offer it.
 
 With `spatial=True` the class is called with the width and `space`, the number of axes behind the
 channels: 2 for images, 1 for signals.

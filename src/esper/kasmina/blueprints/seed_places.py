@@ -32,11 +32,15 @@ class Segment:
     """Local name -> name in the host, so that a tied weight is one parameter."""
 
 
-def segments_of(host: nn.Module, chain: Sequence[nn.Module]) -> tuple[Segment, ...]:
-    """Return parts of a host, with parameter names traced to the host's by identity."""
+def named_segments(host: HostProtocol) -> tuple[Segment, ...]:
+    """Return the host's segments, with parameter names traced to the host's by identity.
+
+    They must hold all its parameters.
+    """
+    assert isinstance(host, nn.Module)
     owners = {id(t): n for n, t in (*host.named_parameters(), *host.named_buffers())}
     segments = []
-    for index, module in enumerate(chain):
+    for index, module in enumerate(host_segments(host)):
         names = {}
         for local, tensor in (
             *module.named_parameters(remove_duplicate=False),
@@ -49,21 +53,13 @@ def segments_of(host: nn.Module, chain: Sequence[nn.Module]) -> tuple[Segment, .
                 )
             names[local] = owners[id(tensor)]
         segments.append(Segment(module, names))
-    return tuple(segments)
-
-
-def named_segments(host: HostProtocol) -> tuple[Segment, ...]:
-    """Return the host's segments, which must hold all its parameters."""
-    assert isinstance(host, nn.Module)
-    segments = segments_of(host, host_segments(host))
-    every = {name for name, _ in (*host.named_parameters(), *host.named_buffers())}
-    unused = every - {name for s in segments for name in s.names.values()}
+    unused = set(owners.values()) - {name for s in segments for name in s.names.values()}
     if unused:
         raise EsperError(
             f"{type(host).__name__} {sorted(unused)[0]!r} is in none of its segments: "
             f"a parameter outside the chain would never train"
         )
-    return segments
+    return tuple(segments)
 
 
 def find_sources(

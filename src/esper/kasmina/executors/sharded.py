@@ -28,7 +28,6 @@ from esper.kasmina.rows.rows import RowPlan
 from esper.kasmina.stacked.network import StackedNetwork
 from esper.kasmina.stacked.sharded_store import ShardedStore
 from esper.kasmina.stacked.store import ParameterStore
-from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError
 
 Call = Callable[[Tensor], Tensor]
@@ -39,8 +38,8 @@ class ShardedExecutor(LoopExecutor):
 
     name = "sharded"
 
-    def __init__(self, kernels: KernelName = "own") -> None:
-        super().__init__(kernels)
+    def __init__(self) -> None:
+        super().__init__()
         self._checked: set[str] = set()
         """Buffers that were the same on all ranks after a train batch."""
 

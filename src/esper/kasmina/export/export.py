@@ -68,10 +68,10 @@ def export_model(model: nn.Module, example: Example, target: Path) -> None:
     elif target.suffix == ".pt2":
         export_pt2(model, target, example)
     else:
-        save_weights(model, target)
+        _save_weights(model, target)
 
 
-def save_weights(model: nn.Module, target: Path) -> None:
+def _save_weights(model: nn.Module, target: Path) -> None:
     """Write only the weights, as safetensors."""
     from safetensors.torch import save_model
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from esper.kasmina.export.describe import describe
 from esper.kasmina.layers.blending import blend
-from esper.kasmina.layers.counting import count_parameters
 from esper.kasmina.plain.plain_graph import to_plain
 from esper.kasmina.saving.saving import HostSpec, load_member, save_member
 from esper.kasmina.stacked.network import StackedNetwork
@@ -119,14 +117,6 @@ class MorphogeneticModel(nn.Module):
     def to_plain(self) -> GraphModule:
         """Return the member as a graph of torch modules with its own parameters."""
         return to_plain(self.host, self.seeds, self.slots)
-
-    def describe(self) -> str:
-        """Format host and slots as a small table."""
-        parameters = count_parameters(self.host)
-        return describe(type(self.host).__name__, parameters, self.host_macs, self.reports)
-
-    def __repr__(self) -> str:
-        return f"MorphogeneticModel, member {self.member}: {self.describe()}"
 
 
 def _view(store: ParameterStore, member: int) -> nn.Module:

@@ -47,7 +47,7 @@ _OURS: Final = ("esper.kasmina.layers.layers", "esper.kasmina.hosts.", "esper.ka
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class _Draws:
     """Random numbers drawn by one part of a network in training mode."""
 
     site: Site | None
@@ -67,19 +67,19 @@ def draws_nothing(module: nn.Module) -> bool:
     )
 
 
-def find_draws(name: str, module: nn.Module, *inputs: Tensor) -> Draws:
+def find_draws(name: str, module: nn.Module, *inputs: Tensor) -> _Draws:
     """Run a module in training mode on at least two samples, twice unless it is known to draw
     nothing; its state is restored."""
     with in_mode(module, training=True), torch.inference_mode(False), torch.enable_grad():
         if draws_nothing(module):
             given = tuple(x.detach().clone() for x in inputs)
             out = functional_call(module, _cloned_state(module), given)
-            return Draws(None, (), out.detach())
+            return _Draws(None, (), out.detach())
         with forked_rng(0, inputs[0].device):
             return _find_by_trial(name, module, inputs)
 
 
-def _find_by_trial(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> Draws:
+def _find_by_trial(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> _Draws:
     site = Site(name)
     with _AttentionRecorder() as attention:
         out, watch, sources = _run(site, module, inputs)
@@ -91,7 +91,7 @@ def _find_by_trial(name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> 
     if not same and not sources:
         sources = [_UNSEEN]
     known = bool(watch.calls) and _CHECKPOINT not in sources
-    return Draws(site if known else None, tuple(sources), out.detach())
+    return _Draws(site if known else None, tuple(sources), out.detach())
 
 
 def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:

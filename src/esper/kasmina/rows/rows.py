@@ -166,7 +166,7 @@ class SeedGroup:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RowInfo:
+class _RowInfo:
     """What the host knows of the rows of a plan: a table, and the lifecycle at that time."""
 
     table: RowTable
@@ -189,7 +189,7 @@ class RowInfo:
 class RowPlan:
     """A table compiled for a device: index tensors per slot and group."""
 
-    info: RowInfo
+    info: _RowInfo
     members: int
     real_R: Ints | None
     """Indices of the requested rows (None: all rows, no padding)."""
@@ -309,7 +309,7 @@ def _pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, B
 
 def _table_info(
     table: RowTable, padding_R: Bools, life: Lifecycle, detach_seed_input: bool
-) -> RowInfo:
+) -> _RowInfo:
     member_R, shadow_R1 = table.member_R, table.shadow_R[:, None]
     live_RS, main_R = _live_seeds(table), _main_rows(table, life)
     own_RS = shadow_R1 & (table.start_R[:, None] == np.arange(len(life.slots)))
@@ -317,7 +317,7 @@ def _table_info(
     row, slot = np.nonzero(live_RS & (own_RS | ~shadow_R1))
     trained_ES[member_R[row], slot] = True
     first = member_R[table.start_R == FROM_INPUT]
-    return RowInfo(
+    return _RowInfo(
         table=table,
         padding_R=padding_R,
         blueprint_RS=np.where(live_RS, life.blueprint_ES[member_R], NO_BLUEPRINT),
@@ -353,7 +353,7 @@ _HostArrays = dict[str, npt.NDArray[np.generic]]
 
 
 def _arrays(
-    info: RowInfo,
+    info: _RowInfo,
     layout: GroupLayout,
     masks: TrainMasks | None,
     buffers: PlanBuffers | None,
@@ -410,7 +410,7 @@ def _live(padding: Bools) -> npt.NDArray[np.float32]:
 
 
 def _group_arrays(
-    info: RowInfo, layout: GroupLayout, buffers: PlanBuffers | None, detach_seed_input: bool
+    info: _RowInfo, layout: GroupLayout, buffers: PlanBuffers | None, detach_seed_input: bool
 ) -> _HostArrays:
     """Build the arrays of all groups, entries side by side (`plan_layout`)."""
     table, slot_N, group_N = info.table, layout.slot_N, layout.group_N
@@ -444,7 +444,7 @@ def _group_arrays(
 
 
 def _assemble(
-    info: RowInfo,
+    info: _RowInfo,
     shape: RowShape,
     tensors: Mapping[str, Tensor],
     groups_S: tuple[tuple[SeedGroup, ...], ...],

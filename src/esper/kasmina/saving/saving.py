@@ -95,7 +95,7 @@ class HostSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class PopulationContent:
+class _PopulationContent:
     """A population without its tensors."""
 
     host: HostSpec
@@ -121,7 +121,7 @@ class PopulationContent:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberContent:
+class _MemberContent:
     """A member without its tensors."""
 
     host: HostSpec
@@ -159,7 +159,7 @@ def load_population(
 ) -> Population:
     """Load a population from a folder; `kind`: its class, which imports this module."""
     saved = read_save(path, "population")
-    content = read_record(PopulationContent, saved.content, saved.where)
+    content = read_record(_PopulationContent, saved.content, saved.where)
     _check_host(content.host, host_factory, saved.where)
     _check_registered(content.blueprints, content.host.topology, saved.where)
     if content.loss != _loss_name(loss):
@@ -220,7 +220,7 @@ def _row_state(population: Population) -> dict[str, ParameterStore]:
     return out
 
 
-def _describe(population: Population) -> PopulationContent:
+def _describe(population: Population) -> _PopulationContent:
     network = population.network
     specs = [_store_spec(ref.store, tuple(ref.state)) for ref in population.trainer.stores()]
     banks, gates = specs[1 : 1 + len(network.banks)], specs[1 + len(network.banks) :]
@@ -228,7 +228,7 @@ def _describe(population: Population) -> PopulationContent:
     choice = population.choice
     # A sharded population is saved as what loop would have: it may be loaded without its ranks.
     sharded = network.shards is not None
-    return PopulationContent(
+    return _PopulationContent(
         host=_host_spec(network),
         members=population.members,
         seed=population.seed,
@@ -279,7 +279,7 @@ def _loss_name(loss: RowLoss) -> str:
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
-def _allocate(population: Population, content: PopulationContent) -> None:
+def _allocate(population: Population, content: _PopulationContent) -> None:
     """Allocate the banks, gates and optimiser state of a save."""
     for bank in content.banks:
         s, k = population.slots.index(bank.slot), population.blueprints.index(bank.blueprint)
@@ -306,7 +306,7 @@ def save_member(
     """Save one member to a folder, replacing an existing save."""
     # Copies: a member's parameters may be views of one tensor, which safetensors rejects.
     tensors = {name: value.detach().clone() for name, value in named_state(model)}
-    content = MemberContent(host, member, reports, host_macs, _tensor_specs(tensors))
+    content = _MemberContent(host, member, reports, host_macs, _tensor_specs(tensors))
     write_save(path, "member", content, tensors)
 
 
@@ -321,7 +321,7 @@ def load_member(
     `kind`: its class, which imports this module.
     """
     saved = read_save(path, "member")
-    content = read_record(MemberContent, saved.content, saved.where)
+    content = read_record(_MemberContent, saved.content, saved.where)
     _check_host(content.host, host_factory, saved.where)
     reports = {report.slot_id: report for report in content.reports}
     kinds = tuple(sorted({r.blueprint for r in content.reports if r.blueprint is not None}))
@@ -365,7 +365,7 @@ def _check_registered(blueprints: tuple[str, ...], topology: Topology, where: st
             )
 
 
-def _specs_of(content: PopulationContent) -> dict[str, _StoreSpec]:
+def _specs_of(content: _PopulationContent) -> dict[str, _StoreSpec]:
     """Return the layout of every store by its owner, in the order of `Trainer.stores`."""
     return {
         f"host {content.host.class_name}": content.host_store,
@@ -374,7 +374,7 @@ def _specs_of(content: PopulationContent) -> dict[str, _StoreSpec]:
     }
 
 
-def _check_stores(saved: PopulationContent, found: PopulationContent, where: str) -> None:
+def _check_stores(saved: _PopulationContent, found: _PopulationContent, where: str) -> None:
     """Raise unless every store of the new population has the saved layout."""
     layouts = _specs_of(found)
     for owner, old in _specs_of(saved).items():

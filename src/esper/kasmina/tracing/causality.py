@@ -8,71 +8,98 @@ Shape letters: B batch, T positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.tracer import BATCHES
 
-_Step = Callable[[Tensor], Tensor]
 MAX_CUTS: Final = 4
 """Positions at which sequences are cut, at most."""
 CHANGED: Final = 1e-5
 """Relative difference of outputs that counts."""
 
 
-def is_causal(segments: Sequence[nn.Module], inputs: Inputs, example: Raw) -> bool:
+def is_causal(
+    model: nn.Module, graph: fx.Graph, places: Sequence[fx.Node], inputs: Inputs, example: Raw
+) -> bool:
     """Whether outputs have positions, and depend on earlier ones only.
 
-    `segments`: of a sequence model, in eval mode. In doubt it is True: if nothing shows that
-    outputs depend on later positions, or if they have several axes and none has the size of the
-    positions.
+    `model`: a sequence model, in eval mode; `places`: nodes of its graph that make activations
+    `[B, T, C]`. In doubt it is True: if nothing shows that outputs depend on later positions, or if
+    they have several axes and none has the size of the positions.
     """
-    first, *others = segments
     values = inputs.batch(example, BATCHES[1])
-    with torch.no_grad(), forked_rng(0):
-        starts = [inputs.call(first, values)]
-    for segment in others[:-1]:
-        starts.append(_run([segment], starts[-1]))
-    out = _run(others, starts[0])
-    sizes = {h.shape[1] for h in starts}  # [B, T, C] at the slots
-    axes = [axis for axis in range(1, out.ndim) if out.shape[axis] in sizes]
+    probe = _Probe(model, graph, places, inputs, values)
+    out = probe.out()
+    sizes = probe.positions
+    axes = [axis for axis in range(1, out.ndim) if out.shape[axis] in sizes.values()]
     if not axes:
         return out.ndim > 2
-    tails: list[tuple[Tensor, Sequence[_Step]]] = [
-        (h, others[index:]) for index, h in enumerate(starts)
-    ]
-    if len(values) == 1:  # several inputs have no positions in common
-        tails.insert(0, (values[0], (lambda x: inputs.call(first, [x]), *others)))
+    if len(values) == 1 and values[0].ndim > 1:  # several inputs have no positions in common
+        sizes = {None: values[0].shape[1], **sizes}
     return not all(
         any(
-            _reads_ahead(steps, h, axis)
-            for h, steps in tails
-            if h.ndim > 1 and h.shape[1] == out.shape[axis]
+            _reads_ahead(probe, place, out, axis)
+            for place, size in sizes.items()
+            if size == out.shape[axis]
         )
         for axis in axes
     )
 
 
-def _run(steps: Sequence[_Step], h: Tensor) -> Tensor:
-    with torch.no_grad(), forked_rng(0):
-        for step in steps:
-            h = step(h)
-    return h
+class _Probe(fx.Interpreter):
+    """A model that runs with later positions of one activation changed."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: fx.Graph,
+        places: Sequence[fx.Node],
+        inputs: Inputs,
+        values: list[Tensor],
+    ) -> None:
+        super().__init__(model, graph=graph)
+        self.positions: dict[fx.Node | None, int] = dict.fromkeys(places, 0)
+        """Place -> number of its positions; known after a run."""
+        self._inputs, self._values = inputs, values
+        self._place: fx.Node | None = None
+        self._cut = 0
+
+    def out(self, place: fx.Node | None = None, cut: int = 0) -> Tensor:
+        """The output; from position `cut` on, an activation is that of other samples.
+
+        `place`: None: the only input.
+        """
+        values = self._values if place or not cut else [_changed(self._values[0], cut)]
+        self._place, self._cut = place, cut
+        with torch.no_grad(), forked_rng(0):
+            found: Tensor = self._inputs.call(self._call, values)
+        return found
+
+    def _call(self, *values: Any, **named: Any) -> Any:
+        return self.run(*values, *named.values())
+
+    def run_node(self, n: fx.Node) -> Any:
+        h = super().run_node(n)
+        if n in self.positions:
+            self.positions[n] = h.shape[1]
+        return _changed(h, self._cut) if n is self._place else h
 
 
-def _reads_ahead(steps: Sequence[_Step], h: Tensor, axis: int) -> bool:
-    """Whether outputs change where only later positions of an activation `[B, T, ...]` do."""
-    out, size = _run(steps, h), h.shape[1]
-    least = CHANGED * (float(out.abs().max()) + CHANGED)
+def _changed(h_BT: Tensor, cut: int) -> Tensor:
+    return torch.cat([h_BT[:, :cut], h_BT.roll(1, 0)[:, cut:]], 1)
+
+
+def _reads_ahead(probe: _Probe, place: fx.Node | None, out: Tensor, axis: int) -> bool:
+    """Whether outputs change where only later positions of an activation do."""
+    size, least = out.shape[axis], CHANGED * (float(out.abs().max()) + CHANGED)
     for cut in range(1, size, -(-size // MAX_CUTS)):
-        other = h.clone()
-        other[:, cut:] = h.roll(1, 0)[:, cut:]
-        change = (_run(steps, other) - out).narrow(axis, 0, cut)
+        change = (probe.out(place, cut) - out).narrow(axis, 0, cut)
         if float(change.abs().max()) > least:
             return True
     return False

@@ -142,13 +142,34 @@ def _trace_mode(
     return ModelGraph(graph, root, tracer.ends, additions, _used_leaves(graph, tracer))
 
 
+def turn_channels(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Return `[B, C, H, W]` of a tensor `[B, H, W, C]`; what reads the tensor gets it from that."""
+    with graph.inserting_after(node):
+        first = graph.call_method("permute", (node, 0, 3, 1, 2))
+    with graph.inserting_after(first):
+        back = graph.call_method("permute", (first, 0, 2, 3, 1))
+    with graph.inserting_after(back):
+        same = graph.call_method("contiguous", (back,))  # seeds do not keep the order in memory
+    node.replace_all_uses_with(same, delete_user_cb=lambda user: user is not first)
+    return first
+
+
+def copy_inputs(graph: fx.Graph, inputs: Inputs) -> None:
+    """Let a graph work on copies of its inputs, which are the data."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in list(given[0].users) if inputs.form == "dict" else given:
+        with graph.inserting_after(node):
+            copied = graph.call_method("clone", (node,))
+        node.replace_all_uses_with(copied, delete_user_cb=lambda user, own=copied: user is not own)
+
+
 def _used_leaves(graph: fx.Graph, tracer: ModelTracer) -> dict[str, str]:
     called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
     reasons = dict.fromkeys(tracer.forced, "it writes in place") | tracer.untraced
     return {path: reason for path, reason in reasons.items() if path in called}
 
 
-def writes(node: fx.Node) -> list[fx.Node]:
+def _writes(node: fx.Node) -> list[fx.Node]:
     """Return the arguments that a node modifies in place, in training mode if not in eval mode."""
     found: list[fx.Node] = list(node.meta.get("writes", ()))
     first = node.args[0] if node.args else None
@@ -161,7 +182,7 @@ def _follow_writes(graph: fx.Graph) -> None:
     """Let what comes after a write in place use its result instead of its argument."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        for base in writes(node):
+        for base in _writes(node):
             same = all(
                 a is b for a, b in zip(node.meta["values"], base.meta["values"], strict=True)
             )
@@ -181,7 +202,7 @@ def _lost_writes(graph: fx.Graph) -> str | None:
     path is the model itself.
     """
     for node in graph.nodes:
-        if writes(node) and not node.users and node.op != "output":
+        if _writes(node) and not node.users and node.op != "output":
             return owner_path(node)
     return None
 

@@ -92,7 +92,7 @@ def hook_places(
     return choose_places([p for p in legal if p.interval < finder.layers], slots)
 
 
-def activation_of(out: Any) -> Tensor | None:
+def _activation_of(out: Any) -> Tensor | None:
     """Return what a module passes on: a tensor, or the one its tuple begins with."""
     if type(out) is tuple and out:
         out = out[0]
@@ -122,7 +122,7 @@ def _record(
         call = stack.pop()
         call.out, call.end = out, next(clock)
         run.calls.append(call)
-        h = activation_of(out)
+        h = _activation_of(out)
         if not training or h is None or not h.is_floating_point():
             return out
         call.probe = torch.zeros((), requires_grad=True)
@@ -175,8 +175,8 @@ class _Finder:
         if times != [1, 1, 1]:
             return _counted(times)
         small, large, training = (found[0] for found in calls)
-        h, h_large = activation_of(small.out), activation_of(large.out)
-        if h is None or h_large is None or activation_of(training.out) is None:
+        h, h_large = _activation_of(small.out), _activation_of(large.out)
+        if h is None or h_large is None or _activation_of(training.out) is None:
             kind = type(small.out).__name__
             return f"it returns a {kind}: a tensor is needed, or a tuple that begins with one"
         if isinstance(small.out, tuple) != isinstance(training.out, tuple):
@@ -195,7 +195,7 @@ class _Finder:
         topology, channels, _ = layout
         in_tuple = isinstance(small.out, tuple)
         grade, shape = self._grade(path), tuple(h.shape[1:])
-        same = [c for c in self._runs[1].calls if activation_of(c.out) is h_large]
+        same = [c for c in self._runs[1].calls if _activation_of(c.out) is h_large]
         paths, first = tuple(c.path for c in same), min(c.end for c in same)
         return HookPlace(
             first, topology, channels, before, paths, grade, f"after {path}", shape,
@@ -212,7 +212,7 @@ class _Finder:
         after = sorted((c for c in layers if c[0].begin > call.end), key=lambda c: c[0].begin)
         before = sorted((c for c in layers if c[0].end <= call.end), key=lambda c: -c[0].end)
         seen = [(c.given, last) for c, last in after]
-        seen += [(getattr(activation_of(c.out), "shape", ()), last) for c, last in before]
+        seen += [(getattr(_activation_of(c.out), "shape", ()), last) for c, last in before]
         for found, last in seen:
             if found == shape:
                 return last

@@ -9,17 +9,16 @@ import copy
 import dataclasses
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.tracing.hook_places import HookPlace, hook_places
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import slot_specs
-from esper.kasmina.tracing.split import adds_to_input
 from esper.kasmina.tracing.tracer import BATCHES, check_output, pick_output
 from esper.leyline.slots import InjectionSpec, Topology
 
@@ -56,21 +55,6 @@ class OutputKey:
         return getattr(out, str(self.key)) if self.attribute else out[self.key]
 
 
-class _HookedModule(nn.Module):
-    """A module with a slot behind it, as a map from one tensor to one."""
-
-    def __init__(self, module: nn.Module, in_tuple: bool, residual: bool) -> None:
-        super().__init__()
-        self.module = module
-        self.in_tuple = in_tuple
-        self.residual = residual
-        """Whether it adds to its input."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.module(x)
-        return out[0] if self.in_tuple else out
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class HookPlan:
     """Where the slots of a model are that runs whole."""
@@ -83,16 +67,6 @@ class HookPlan:
     """In training mode, where a model may return auxiliary outputs, too."""
     writes_input: bool
     """Whether the model writes over its input, which is the data."""
-    residual: tuple[bool, ...] = ()
-    """Whether the module of each place adds to its input."""
-
-    def segments(self, model: nn.Module) -> list[nn.Module]:
-        """The modules of a model that have a slot behind them."""
-        residual = self.residual or (False,) * len(self.places)
-        return [
-            _HookedModule(model.get_submodule(place.path), place.in_tuple, adds)
-            for place, adds in zip(self.places, residual, strict=True)
-        ]
 
 
 # ---- hooks of a planted model: graphs, so that nothing of Esper is in it ------------------------
@@ -153,6 +127,4 @@ def plan_hooks(
         writes |= any(value._version for value in values)
     places = hook_places(base, inputs, example, slots, output) if slots != 0 else []
     topology = places[0].topology if places else "mlp"
-    plan = HookPlan(topology, slot_specs(places), tuple(places), keys[False], keys[True], writes)
-    parts = zip(plan.segments(base), places, strict=True)
-    return replace(plan, residual=tuple(adds_to_input(part, p.shape) for part, p in parts))
+    return HookPlan(topology, slot_specs(places), tuple(places), keys[False], keys[True], writes)

@@ -1,4 +1,4 @@
-"""Places for seeds in a user's model: `trace_model` finds them and cuts the model there."""
+"""Places for seeds in a user's model: `trace_model` finds them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from esper.kasmina.blueprints.registry import BlueprintRegistry, HostSegment
-from esper.kasmina.blueprints.seed_places import find_sources, misfit, segments_of
+from esper.kasmina.blueprints.registry import BlueprintRegistry
+from esper.kasmina.blueprints.seed_places import misfit
 from esper.kasmina.layers.initialisation import build, check_not_scripted, check_parameters
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
-from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
+from esper.kasmina.tracing.graph import (
+    Additions,
+    ModelGraph,
+    copy_inputs,
+    trace_graph,
+    turn_channels,
+)
 from esper.kasmina.tracing.hooks import HookPlan, plan_hooks
 from esper.kasmina.tracing.inputs import Inputs, Raw
+from esper.kasmina.tracing.module_stacks import kept_stack
 from esper.kasmina.tracing.places import (
     NodePlace,
     choose_places,
@@ -26,7 +33,6 @@ from esper.kasmina.tracing.places import (
     named_places,
     slot_specs,
 )
-from esper.kasmina.tracing.split import adds_to_input, protect_input, split_graph, turn_channels
 from esper.kasmina.tracing.tracer import (
     BATCHES,
     Pair,
@@ -44,41 +50,21 @@ _MODES: Final = ("eval", "training")
 _NO_PLACE: Final = "nowhere in it a single tensor is passed on"
 
 
-class Segment(fx.GraphModule):
-    """A part of a traced model."""
-
-    residual: bool
-    """Whether it adds to its input."""
-
-    def recompile(self) -> Any:
-        """As in torch, without the report on stderr when a call raises: trials of seeds may."""
-        code = super().recompile()
-        del type(self).__call__  # so that `nn.Module`'s is found
-        return code
-
-
 @dataclass(slots=True, eq=False)
-class ChainPlan:
-    """A model as a chain of graphs, cut at the places for seeds."""
+class GraphPlan:
+    """A model as one graph, with the places for seeds in it."""
 
     topology: Topology
     specs: tuple[InjectionSpec, ...]
-    graphs: list[fx.Graph]
+    nodes: tuple[fx.Node, ...]
+    """The node after which each slot's seed is inserted."""
+    graph: fx.Graph
     additions: Additions
-    residual: tuple[bool, ...] = ()
-    """Whether the segment before each place adds to its input."""
-    unused: tuple[str, ...] = ()
-    """Names of parameters and buffers that no segment uses; they stay as they are."""
+    unused: tuple[str, ...]
+    """Names of parameters and buffers that the graph does not use; they stay as they are."""
     opened: dict[str, fx.Graph | None] = field(default_factory=dict)
     """Path of a module kept whole -> its graph, if the mode changes numbers only; filled when
     they are needed (`planting`)."""
-
-    def segments(self, model: nn.Module) -> list[Segment]:
-        """The parts of a model that has the additions."""
-        parts = [Segment(model, graph, "Segment") for graph in self.graphs]
-        for part, residual in zip(parts, self.residual, strict=False):
-            part.residual = residual
-        return parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +73,7 @@ class HostTrace:
 
     factory: Factory
     """Builds the model, with what its graphs need; a new one at each call."""
-    plan: ChainPlan | HookPlan
+    plan: GraphPlan | HookPlan
     name: str
     """Class of the user's model."""
     inputs: Inputs
@@ -120,12 +106,9 @@ class HostTrace:
     def fitting(self) -> dict[str, tuple[str, ...]]:
         """Slot id -> blueprints that fit it; found when first asked."""
         recipes = [BlueprintRegistry.get(name, self.topology) for name in self._candidates]
-        from_host = bool(self.slots) and any(recipe.from_host for recipe in recipes)
-        sources = self.sources(build(self.factory, 0)) if from_host else {}
         found = {}
         for spec in self.plan.specs:
-            source = sources.get(spec.slot_id)
-            fits = [r.name for r in recipes if misfit(r, spec, source, self) is None]
+            fits = [r.name for r in recipes if misfit(r, spec, None, self) is None]
             causal = all(self.causal for r in recipes if r.reads_ahead)
             found[spec.slot_id] = suitable_attention(fits, causal)
         return found
@@ -142,14 +125,8 @@ class HostTrace:
         if isinstance(self.plan, HookPlan) or self.topology != "transformer":
             return True  # in doubt; other blueprints know no order of positions
         with kept_random_state():
-            segments = self.plan.segments(build(self.factory, 0).eval())
-            return is_causal(segments, self.inputs, self.example)
-
-    def sources(self, model: nn.Module) -> dict[str, HostSegment]:
-        """Slot id -> the nearest part of a model with parameters before it, where there is one."""
-        segments = segments_of(model, self.plan.segments(model))
-        found = find_sources(segments, self.topology, self.plan.specs)
-        return {self.slots[index]: source for index, source in found.items()}
+            model = build(self.factory, 0).eval()
+            return is_causal(model, self.plan.graph, self.plan.nodes, self.inputs, self.example)
 
     @property
     def _candidates(self) -> tuple[str, ...]:
@@ -202,26 +179,22 @@ class _Tracing:
         return hooked if len(hooked.slots) > len(traced.slots) else traced
 
     def _by_graph(self, slots: int | Sequence[str]) -> HostTrace:
-        """Trace the model into a chain of segments."""
+        """Trace the model into a graph."""
         name, base, inputs, example = self._name, self._base, self._inputs, self._example
         traced = trace_graph(base, inputs, example, self._output)
         for value, samples in zip(_outputs(traced.graph), BATCHES, strict=True):
             check_output(name, value, samples)
         chosen = _chosen(traced, slots) if slots != 0 else []
-        cuts = [
+        nodes = tuple(
             turn_channels(traced.graph, place.node) if place.channels_last else place.node
             for place in chosen
-        ]
-        topology = chosen[0].topology if chosen else "mlp"
-        graphs = split_graph(traced.graph, cuts)
-        plan = ChainPlan(topology, slot_specs(chosen), graphs, traced.additions)
-        _check_same(base, plan, inputs, example, self._output)
-        host = _host_factory(self._factory, plan.additions)
-        segments = plan.segments(build(host, 0))
-        plan.residual = tuple(
-            adds_to_input(part, cut.meta["values"][0].shape[1:])
-            for part, cut in zip(segments, cuts, strict=False)
         )
+        for node in traced.graph.nodes:
+            node.meta, node.type = kept_stack(node), None
+        _check_same(base, traced, inputs, example, self._output)
+        topology, specs = chosen[0].topology if chosen else "mlp", slot_specs(chosen)
+        plan = GraphPlan(topology, specs, nodes, traced.graph, traced.additions, _unused(traced))
+        host = _host_factory(self._factory, traced.additions)
         return HostTrace(host, plan, name, inputs, example, traced.untraced)
 
     def _by_hooks(self, slots: int | Sequence[str], reason: str) -> HostTrace:
@@ -301,66 +274,50 @@ def _outputs(graph: fx.Graph) -> Pair:
     return value.meta["values"] if isinstance(value, fx.Node) else (value, value)
 
 
-def _complete(
-    plan: ChainPlan, base: nn.Module, inputs: Inputs, values: list[Tensor]
-) -> dict[str, Tensor]:
-    """Protect inputs of segments from writes in place; find what no segment uses.
-
-    Returns what the chain computes, by mode.
-    """
-    model, found = copy.deepcopy(base), {}
-    plan.additions.install(model)
-    segments = plan.segments(model)
-    for mode in _MODES:
-        model.train(mode == "training")
-        with torch.no_grad(), kept_random_state():
-            given = [value.clone() for value in values]
-            h = inputs.call(segments[0], given)
-            _protect(plan.graphs[0], given, inputs.form == "dict")
-            for graph, segment in zip(plan.graphs[1:], segments[1:], strict=True):
-                given = [h.clone()]
-                h = segment(*given)
-                _protect(graph, given)
-        found[mode] = h.clone()
-    used = {id(t) for s in segments for t in (*s.parameters(), *s.buffers())}
+def _unused(traced: ModelGraph) -> tuple[str, ...]:
+    """Return the names of the model's tensors that the graph does not use."""
+    model, part = traced.root, fx.GraphModule(traced.root, traced.graph)
+    used = {id(tensor) for tensor in (*part.parameters(), *part.buffers())}
     state = (*model.named_parameters(), *model.named_buffers())
-    plan.unused = tuple(name for name, tensor in state if id(tensor) not in used)
-    return found
-
-
-def _protect(graph: fx.Graph, given: list[Tensor], in_dict: bool = False) -> None:
-    """Let a graph copy what it was given if it wrote over it."""
-    if any(value._version for value in given):
-        read = [node for node in graph.nodes if node.op == "placeholder"]
-        for node in list(read[0].users) if in_dict else read:
-            protect_input(graph, node)
+    return tuple(name for name, tensor in state if id(tensor) not in used)
 
 
 def _check_same(
-    base: nn.Module, plan: ChainPlan, inputs: Inputs, example: Raw, output: Any
+    base: nn.Module, traced: ModelGraph, inputs: Inputs, example: Raw, output: Any
 ) -> None:
-    """Complete the plan; raise unless the chain equals the model in eval and in training mode."""
+    """Raise unless the graph computes what the model does in eval and in training mode.
+
+    A graph that writes over its inputs is changed to copy them.
+    """
     values = inputs.batch(example, BATCHES[1])
-    differs = _differing_mode(base, plan, inputs, values, output)
+    differs = _differing_mode(base, traced, inputs, values, output)
     if differs == "training":
-        # Parts that the output does not depend on, such as auxiliary heads, are not in the chain,
+        # Parts that the output does not depend on, such as auxiliary heads, are not in the graph,
         # and the random numbers of their dropout are not drawn.
-        differs = _differing_mode(_without_dropout(base), plan, inputs, values, output)
+        differs = _differing_mode(_without_dropout(base), traced, inputs, values, output)
     if differs:
         raise UntraceableError(f"its trace computes something else in {differs} mode")
 
 
 def _differing_mode(
-    base: nn.Module, plan: ChainPlan, inputs: Inputs, values: list[Tensor], output: Any
+    base: nn.Module, traced: ModelGraph, inputs: Inputs, values: list[Tensor], output: Any
 ) -> str:
-    """Return the mode in which chain and model differ, with the same random numbers, or ""."""
-    model, chain = copy.deepcopy(base), _complete(plan, base, inputs, values)
-    for mode, found in chain.items():
+    """Return the mode in which graph and model differ, with the same random numbers, or ""."""
+    model, other = copy.deepcopy(base), copy.deepcopy(base)
+    traced.additions.install(other)
+    graph = fx.GraphModule(other, traced.graph)
+    for mode in _MODES:
         model.train(mode == "training")
-        given = [value.clone() for value in values]
+        other.train(mode == "training")
+        given, same = ([value.clone() for value in values] for _ in range(2))
         failing = user_code(f"{type(base).__name__} fails on the example")
         with torch.no_grad(), kept_random_state(), failing:
             expected = pick_output(inputs.call(model, given), output)
+        with torch.no_grad(), kept_random_state():
+            found = inputs.call(graph.forward, same)
+        if any(value._version for value in same):
+            copy_inputs(traced.graph, inputs)
+            graph.recompile()
         if found.shape != expected.shape or not torch.allclose(
             found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
         ):

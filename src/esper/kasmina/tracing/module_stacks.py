@@ -1,6 +1,6 @@
 """In which modules of the user's a node of a graph was recorded: fx's `nn_module_stack`.
 
-Tracers record it, and it is all that is kept of a node's `meta` when graphs are cut and joined, so
+Tracers record it, and it is all that is kept of a node's `meta` when graphs are joined, so
 that a network can be written as classes again (`growing/code`).
 """
 

@@ -20,7 +20,6 @@ from torch.nn.modules.conv import _ConvNd
 from esper.kasmina.layers.host_checks import LAYOUTS
 from esper.kasmina.tracing.graph import ModelGraph
 from esper.kasmina.tracing.module_stacks import owner_path
-from esper.kasmina.tracing.split import is_readable
 from esper.kasmina.tracing.tracer import BATCHES, FLAG, Level, is_accessor
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
@@ -65,7 +64,6 @@ def find_places(model: ModelGraph) -> list[NodePlace]:
     nodes = [node for node in model.graph.nodes if node.op != "output"]
     order = {node: index for index, node in enumerate(nodes)}
     layers = [index for index, node in enumerate(nodes) if _has_parameters(model.root, node)]
-    sizes = _size_uses(nodes, order)
     last_use = {node: _last_use(node, order) for node in nodes}
     places: list[NodePlace] = []
     alive: list[fx.Node] = []
@@ -79,7 +77,7 @@ def find_places(model: ModelGraph) -> list[NodePlace]:
         live = alive[0]
         seen.add(live)
         before = sum(layer <= index for layer in layers)
-        if not 0 < before < len(layers) or not _sizes_known(sizes, live, index, order):
+        if not 0 < before < len(layers):
             continue
         small, large = live.meta["values"]
         layout = layout_of_values(small, large, partial(_channels_last, model.root, live))
@@ -105,30 +103,6 @@ def _last_use(node: fx.Node, order: dict[fx.Node, int]) -> int:
     return max(
         (order.get(user, len(order)) for user in node.users if not is_accessor(user)), default=-1
     )
-
-
-def _size_uses(nodes: Sequence[fx.Node], order: dict[fx.Node, int]) -> list[tuple[fx.Node, int]]:
-    """Return the nodes that read sizes of data, each with the last position that needs them."""
-    needed: dict[fx.Node, int] = {}
-    for node in reversed(nodes):
-        users = [
-            order.get(user, len(order)) if _is_data(user) else needed.get(user, -1)
-            for user in node.users
-        ]
-        needed[node] = max(users, default=-1)
-    return [(n, needed[n]) for n in nodes if is_accessor(n) and _is_data(n.all_input_nodes[0])]
-
-
-def _sizes_known(
-    sizes: Sequence[tuple[fx.Node, int]], live: fx.Node, index: int, order: dict[fx.Node, int]
-) -> bool:
-    """Whether later parts can read all sizes they need from the tensor that is passed on."""
-    for node, last in sizes:
-        (source,) = node.all_input_nodes
-        gone = order[source] <= index < last and source is not live
-        if gone and not is_readable(node.meta["values"]):
-            return False
-    return True
 
 
 def _is_data(node: fx.Node) -> bool:

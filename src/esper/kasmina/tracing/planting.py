@@ -35,7 +35,7 @@ from esper.kasmina.plain.plain_graph import (
     set_tracer,
 )
 from esper.kasmina.tracing.hooks import HookPlan, OutputKey, pick_hook, seed_hook
-from esper.kasmina.tracing.host import ChainPlan, HostTrace
+from esper.kasmina.tracing.host import GraphPlan, HostTrace
 from esper.kasmina.tracing.mode_graphs import mode_graph
 from esper.kasmina.tracing.module_stacks import nested_stack
 from esper.kasmina.tracing.tracer import FLAG
@@ -58,7 +58,7 @@ def planted_model(trace: HostTrace, seeds: Mapping[str, str], key: int) -> nn.Mo
         if slot not in trace.slots:
             raise unknown_name("slot", slot, trace.slots, f"of {trace.name}")
     model = build(trace.factory, key)
-    grown = _grown_seeds(trace, model, seeds, key)
+    grown = _grown_seeds(trace, seeds, key)
     if isinstance(trace.plan, HookPlan):
         return _with_hooks(model, trace.plan, grown)
     return _as_graph(trace, trace.plan, model, grown)
@@ -67,47 +67,30 @@ def planted_model(trace: HostTrace, seeds: Mapping[str, str], key: int) -> nn.Mo
 # ---- seeds --------------------------------------------------------------------------------
 
 
-def _grown_seeds(
-    trace: HostTrace, model: nn.Module, seeds: Mapping[str, str], key: int
-) -> dict[str, fx.GraphModule]:
+def _grown_seeds(trace: HostTrace, seeds: Mapping[str, str], key: int) -> dict[str, fx.GraphModule]:
     """Return the seeds by slot, as graphs from an activation to the one that is passed on."""
     specs = [spec for spec in trace.plan.specs if spec.slot_id in seeds]
     recipes = [BlueprintRegistry.get(seeds[spec.slot_id], trace.topology) for spec in specs]
-    from_host = any(recipe.from_host for recipe in recipes)
-    sources = trace.sources(model) if from_host else {}
     grown = {}
     for spec, recipe in zip(specs, recipes, strict=True):
-        source = sources.get(spec.slot_id)
-        reason = misfit(recipe, spec, source, trace)
+        reason = misfit(recipe, spec, None, trace)
         if reason is not None:
             raise EsperError(f"slot {spec.slot_id}: blueprint {recipe.name!r} {reason}")
         delta = build(
-            partial(build_seed, recipe, spec, source),
+            partial(build_seed, recipe, spec, None),
             stream_seed(key, spec.slot_id, recipe.name),
             f"blueprint {recipe.name!r}",
         )
-        _inherit(delta, model)
         grown[spec.slot_id] = _seed_graph(delta, recipe)
     return grown
-
-
-def _inherit(delta: nn.Module, host: nn.Module) -> None:
-    """Copy what a seed takes over from the host."""
-    names: Mapping[str, str] = getattr(delta, "inherited", {})
-    own = dict((*delta.named_parameters(), *delta.named_buffers()))
-    theirs = dict((*host.named_parameters(), *host.named_buffers()))
-    with torch.no_grad():
-        for name, source in names.items():
-            own[name].copy_(theirs[source])
 
 
 def _seed_graph(delta: nn.Module, recipe: Blueprint) -> fx.GraphModule:
     """Trace a seed; it is kept whole if it cannot be, or computes something else in eval mode."""
     added = converted(Added(delta), {}).train()
-    tracer = _SeedTracer(added)
-    graph = tracer.trace(added)
+    graph = LeafTracer().trace(added)
     if not recipe.built_in:
-        evaluated = _SeedTracer(added).trace(added.eval())
+        evaluated = LeafTracer().trace(added.eval())
         if _source(evaluated) != _source(graph):
             graph = _whole_seed()
         added.train()
@@ -128,42 +111,20 @@ def _whole_seed() -> fx.Graph:
     return graph
 
 
-class _SeedTracer(LeafTracer):
-    """Keeps what the host's own trace kept: it may depend on the training mode."""
-
-    def __init__(self, seed: nn.Module) -> None:
-        super().__init__()
-        self._kept = {
-            part.get_submodule(str(node.target))
-            for part in seed.modules()
-            if isinstance(part, fx.GraphModule)
-            for node in part.graph.nodes
-            if node.op == "call_module"
-        }
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return m in self._kept or super().is_leaf_module(m, module_qualified_name)
-
-
 # ---- a graph ------------------------------------------------------------------------------
 
 
 def _as_graph(
-    trace: HostTrace, plan: ChainPlan, model: nn.Module, seeds: Mapping[str, fx.GraphModule]
+    trace: HostTrace, plan: GraphPlan, model: nn.Module, seeds: Mapping[str, fx.GraphModule]
 ) -> fx.GraphModule:
-    """Join the graphs of the segments and of the seeds."""
+    """Join the graph of the model and those of the seeds."""
     folder = _add_seeds(model, seeds)
     opened = _opened_modules(plan, model, trace.untraced)
+    places = zip(plan.nodes, trace.slots, strict=True)
+    after = {n: (seeds[slot].graph, f"{folder}.{slot}.") for n, slot in places if slot in seeds}
     graph = fx.Graph()
-    given: list[Any] = [graph.placeholder(name) for name in trace.inputs.arguments]
-    for position, part in enumerate(plan.graphs):
-        value = _append(graph, part, given, "", opened)
-        for spec in plan.specs:
-            if spec.position == position and spec.slot_id in seeds:
-                seed = seeds[spec.slot_id].graph
-                value = _append(graph, seed, [value], f"{folder}.{spec.slot_id}.", {})
-        given = [value]
-    graph.output(value)
+    given = [graph.placeholder(name) for name in trace.inputs.arguments]
+    graph.output(_append(graph, plan.graph, given, "", opened, after))
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         for name in plan.unused:
@@ -178,14 +139,13 @@ def _as_graph(
 
 
 def _opened_modules(
-    plan: ChainPlan, model: nn.Module, untraced: Mapping[str, str]
+    plan: GraphPlan, model: nn.Module, untraced: Mapping[str, str]
 ) -> dict[str, fx.Graph]:
     """Return graphs of modules that the trace kept whole, as far as they have one, by path."""
     calls: dict[str, list[fx.Node]] = {}
-    for part in plan.graphs:
-        for node in part.nodes:
-            if node.op == "call_module" and node.target in untraced:
-                calls.setdefault(str(node.target), []).append(node)
+    for node in plan.graph.nodes:
+        if node.op == "call_module" and node.target in untraced:
+            calls.setdefault(str(node.target), []).append(node)
     for path, nodes in calls.items():
         if path not in plan.opened:
             plan.opened[path] = mode_graph(model.get_submodule(path), nodes, untraced[path])
@@ -201,11 +161,13 @@ def _append(
     given: Sequence[Any],
     prefix: str,
     opened: Mapping[str, fx.Graph],
+    seeds: Mapping[fx.Node, tuple[fx.Graph, str]],
     caller: fx.Node | None = None,
 ) -> Any:
     """Add the nodes of a graph that takes some values; return its output.
 
-    `opened`: graphs to put in the place of modules; `caller`: the node that called such a module.
+    `opened`: graphs to put in the place of modules; `seeds`: node -> graph to put behind it, prefix
+    of its paths; `caller`: the node that called a module in whose place the graph is put.
     """
     takes = [node for node in part.nodes if node.op == "placeholder"]
     made: dict[fx.Node, Any] = dict(zip(takes, given, strict=True))
@@ -215,12 +177,15 @@ def _append(
             return fx.node.map_arg(node.args[0], lambda n: made[n])
         if node.op == "call_module" and path in opened:
             inside = [made[argument] for argument in node.all_input_nodes]
-            made[node] = _append(graph, opened[path], inside, f"{path}.", {}, node)
+            made[node] = _append(graph, opened[path], inside, f"{path}.", {}, {}, node)
         elif node.op != "placeholder":
             copied = made[node] = graph.node_copy(node, lambda n: made[n])
             copied.meta = nested_stack(node, prefix, caller)
             if node.op in ("call_module", "get_attr"):
                 copied.target = path
+        if node in seeds:
+            seed, folder = seeds[node]
+            made[node] = _append(graph, seed, [made[node]], folder, {}, {})
     raise AssertionError("a graph has an output")
 
 

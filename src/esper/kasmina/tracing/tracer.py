@@ -38,7 +38,7 @@ BATCHES: Final = (2, 3)
 
 
 class UntraceableError(EsperError):
-    """Why a model has no chain of segments; it may still run whole, by hooks."""
+    """Why a model has no graph; it may still run whole, by hooks."""
 
 
 MODE_FLOW: Final = "control flow on self.training"
@@ -55,9 +55,9 @@ class Level(IntEnum):
     SHAPE = 0
     """Sizes only: known when tracing, except for the batch size."""
     STATE = 1
-    """Parameters, buffers, constants, training mode: a later segment can compute it again."""
+    """Parameters, buffers, constants, training mode."""
     DATA = 2
-    """The input, or random numbers: must be passed on."""
+    """The input, or random numbers."""
 
 
 _ACCESSORS: Final = frozenset({"size", "dim", "ndimension", "numel", "nelement", "get_device"})
@@ -72,7 +72,7 @@ _PURE_LAYERS: Final = (
     nn.Embedding, nn.Linear, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid,
     nn.Softmax, nn.Identity, nn.Flatten, nn.Unflatten, nn.Conv1d, nn.Conv2d, TrainingFlag,
 )  # fmt: skip
-"""Layers a later segment may run again: without random numbers and running statistics."""
+"""Layers of state that are state: without random numbers and running statistics."""
 
 
 def is_accessor(node: fx.Node) -> bool:
@@ -239,7 +239,7 @@ class ModelTracer(LeafTracer):
         if str(name).rstrip("_") in _RANDOM:
             return Level.DATA
         if any(n.meta["level"] == Level.STATE for n in node.meta.get("writes", ())):
-            return Level.DATA  # computing it again would change the state again
+            return Level.DATA  # another call would find another state
         return Level(level)
 
     def known(self, node: fx.Node, convert: Callable[[Any], Any]) -> Any:

@@ -20,7 +20,7 @@ from esper.scripts.cli.command import exit_status_of
 from esper.scripts.cli.help import HELP_FLAGS
 from esper.scripts.cli.signals import raise_signal_status
 from esper.simic.distributed.environment import world_size
-from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
+from esper.tamiyo.grammar import DESCRIPTIONS, EXAMPLE_FLAGS, WORDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +54,7 @@ def _overview() -> str:
     learner = ("learns a controller, then evaluates it on fresh hosts", "ppo --rounds 100")
     lines = ["usage: esper train POLICY [settings]", "", "Train a population of hosts.", ""]
     for name, (says, example) in ((LEARNER, learner), *DESCRIPTIONS.items()):
+        example += EXAMPLE_FLAGS.get(name, "")
         lines += [f"  {name:<13} {says}", f"  {'':<13} esper train {example}"]
     lines += ["", "docs/compare.md has all forms. esper train POLICY --help lists the settings."]
     return "\n".join(lines)
@@ -116,6 +117,7 @@ def _train_baseline(policy: str, flags: Sequence[str]) -> None:
 
     config = read_train(policy, flags)
     spec = config.check()
+    config = config.limited(spec)
     from esper.tolaria.runtime import set_deterministic_cublas
 
     set_deterministic_cublas()

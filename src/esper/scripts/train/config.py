@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
+from esper.compare.own import own_policy, own_settings
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.leyline.limits import require_counts
 from esper.leyline.seeds import require_training_seed
@@ -31,17 +32,14 @@ from esper.simic.training.runs.folder import (
     require_run,
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
-from esper.simic.training.runs.policy_file import LEARNER, RunPolicy, newest_run, read_policy
-from esper.simic.training.runs.sources import require_task_file
+from esper.simic.training.runs.policy_file import LEARNER, newest_run, read_policy
+from esper.simic.training.runs.sources import require_user_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.make_policy import (
-    heuristic_config,
     make_policy,
     require_known_names,
     require_standalone,
-    resolve_topology,
     spec_for,
-    with_plan_phase,
 )
 from esper.tamiyo.policy import Policy, PolicyClient
 from esper.tasks.task_files import absolute_reference, is_file_reference
@@ -146,9 +144,9 @@ class Train:
         if parsed.kind != "own":
             require_standalone(parsed)
         spec = self.task.spec()
-        require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
+        require_known_names(parsed, spec.slots, spec.blueprints)
         self.make_policy(spec, None)  # raises on a bad step, slot or topology
-        self.population.check(spec)
+        self.limited(spec).population.check(self.spec_for(spec))
         return spec
 
     @property
@@ -164,21 +162,22 @@ class Train:
         return make_policy(self.parsed, spec, seed=self.seed, reward=reward)
 
     def _own(self) -> Policy:
-        from esper.compare.policies import own_policy
-
         return own_policy(_FILES, self.parsed)()
+
+    def _own_settings(self, spec: TaskSpec) -> tuple[TaskSpec, PopulationConfig]:
+        return own_settings(self._own(), self.parsed, spec, self.population)
 
     def spec_for(self, spec: TaskSpec) -> TaskSpec:
         """The task as this policy needs it."""
         if self.parsed.kind == "own":
-            return with_plan_phase(spec) if self._own().plans else spec
+            return self._own_settings(spec)[0]
         return spec_for(self.parsed, spec)
 
-    def run_policy(self, spec: TaskSpec) -> RunPolicy:
-        """The policy as its run folder records it."""
-        parsed = self.parsed
-        rules = heuristic_config(parsed, spec) if parsed.kind == "heuristic" else None
-        return RunPolicy.of(parsed, rules)
+    def limited(self, spec: TaskSpec) -> Train:
+        """The same with the limits that the class of a policy of the user's sets."""
+        if self.parsed.kind == "own":
+            return replace(self, population=self._own_settings(spec)[1])
+        return self
 
     @property
     def training(self) -> TrainingConfig:
@@ -243,15 +242,24 @@ def read_train(policy: str, argv: Sequence[str]) -> Train:
         whole = replace(resolved.population, rollout_steps=None)  # there are no updates
         base = replace(base, task=resolved.task, population=whole, seed=resolved.seed)
     config = read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
+    _require_limits_in_class(config.parsed, argv)
     require_trust(config.task.name, argv, Path(file) if file else folder, config.trust)
     return replace(config, task=with_absolute_path(config.task, folder))
+
+
+def _require_limits_in_class(parsed: ParsedPolicy, argv: Sequence[str]) -> None:
+    """Raise on a flag that the class of a policy of the user's decides."""
+    for name in ("counterfactual_stride", "frozen_heads"):
+        flag = f"--{name.replace('_', '-')}"
+        if parsed.kind == "own" and flag_value(argv, flag) is not None:
+            raise EsperError(f"{flag}: {parsed.text} sets {name} in its class: change it there")
 
 
 def with_absolute_path(task: TaskConfig, folder: Path | None) -> TaskConfig:
     """The same task, its file by an absolute path; `folder`: the run that resumes."""
     found = replace(task, name=absolute_reference(task.name))
     if folder is not None:
-        require_task_file(folder, found.name)
+        require_user_file(folder, found.name)
     return found
 
 

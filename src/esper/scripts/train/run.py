@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from esper.compare.host_runs import draw_limits
 from esper.scripts.train.config import Train
 from esper.scripts.train.recording import (
     event_files,
@@ -20,6 +21,7 @@ from esper.simic.telemetry.run_telemetry import run_telemetry
 from esper.simic.training.round_feed import result_figures, track_training
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.kept_members import KeptMember
+from esper.simic.training.runs.policy_file import RunPolicy
 from esper.simic.training.runs.policy_session import PolicySession
 from esper.storage.atomic import require_writable
 from esper.storage.run_files import EVENTS
@@ -65,9 +67,13 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     policy = config.make_policy(longer, ScoreReward(spec.upkeep))
     resume = config.resume is not None
     session = PolicySession(
-        folder, config.training, config.run_policy(longer), resume, config.keep_members
+        folder, config.training, RunPolicy.of(config.parsed), resume, config.keep_members
     )
     engine = VectorizedEngine(longer, config.training.engine_config(), data=data)
+    whole = None  # contexts are drawn for all blueprints, as in a comparison
+    if longer.blueprints != spec.blueprints:
+        whole = draw_limits(spec, config.population, data)
+    engine.context.limits = whole or engine.context.limits
     length = longer.episode_length / spec.episode_length
     timer, events = StepTimer(), recording.telemetry_dir or folder.path
     live = LiveProgress(config.rounds, "storing the round")

@@ -37,7 +37,7 @@ MAX_IMAGES: Final = 2**30
 """Images of a row, rounded up to parts, are counted in 32 bits; all offsets have 64."""
 
 
-def launch(planned: BlockPlan, backward: bool, args: BlockArgs, parts: int, rows: int) -> None:
+def _launch(planned: BlockPlan, backward: bool, args: BlockArgs, parts: int, rows: int) -> None:
     """Launch a kernel over all rows, on the current device."""
     from esper.kasmina.ops.kernels.compiled import functions
 
@@ -89,7 +89,7 @@ def run_forward(x: Tensor, own: BlockParameters, y: Tensor, **rows: Tensor | Non
         x=x, x_row=row_stride(x), y=y, y_row=y.stride(0), statistics=statistics, batch=batch,
         steps=steps, **given, **rows,
     )  # fmt: skip
-    launch(planned, False, args, parts, count)
+    _launch(planned, False, args, parts, count)
     return statistics
 
 
@@ -120,7 +120,7 @@ def run_backward(
         dx_row=0 if dx is None else dx.stride(0), partial=partial, batch=batch, steps=steps,
         **given, **rows,
     )  # fmt: skip
-    launch(planned, True, args, parts, count)
+    _launch(planned, True, args, parts, count)
     total = _sum_parts(partial)
     dw, dscale, dshift = total.split((weights, shape.outputs, shape.outputs), dim=1)
     return dw.reshape(weight.shape), dscale, dshift

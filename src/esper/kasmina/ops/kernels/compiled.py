@@ -55,7 +55,7 @@ def source(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def options(plan: BlockPlan, architecture: str) -> list[str]:
+def _options(plan: BlockPlan, architecture: str) -> list[str]:
     """Return NVRTC's options for a plan."""
     constants = [f"-D{name}={value}" for name, value in plan.constants().items()]
     return [f"--gpu-architecture={architecture}", "--std=c++17", *constants]
@@ -63,7 +63,7 @@ def options(plan: BlockPlan, architecture: str) -> list[str]:
 
 def machine_code(plan: BlockPlan, architecture: str, nvrtc: Nvrtc, rebuild: bool = False) -> bytes:
     """Return the kernels of a plan for a GPU such as sm_90, from the disk if they are there."""
-    given = options(plan, architecture)
+    given = _options(plan, architecture)
     key = "\n".join([str(nvrtc.version), *given, *(source(name) for name in (SOURCE, *HEADERS))])
     path = cache_folder() / f"block-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     if not rebuild:

@@ -64,7 +64,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class _Session:
     """One process that trained, or is training, the run."""
 
     started: str
@@ -107,7 +107,7 @@ class RunInfo:
     """Seed of all random streams."""
     created: str
     """UTC."""
-    sessions: tuple[Session, ...]
+    sessions: tuple[_Session, ...]
     """Oldest first."""
 
 
@@ -253,7 +253,7 @@ class RunFolder:
         self, config: TrainingConfig, from_round: int = 0, changed: tuple[str, ...] = ()
     ) -> None:
         """Begin a session of this process with these settings, and record it."""
-        session = Session(
+        session = _Session(
             started=utc_now(),
             host=socket.gethostname(),
             pid=os.getpid(),

@@ -15,7 +15,6 @@ from esper.storage.run_files import POLICY as POLICY
 from esper.storage.sealed_json import read_document, sealed_bytes
 from esper.storage.sessions import resume_training
 from esper.tamiyo.grammar import ParsedPolicy
-from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.task_files import absolute_reference
 
 LEARNER: Final = "ppo"
@@ -30,16 +29,14 @@ class RunPolicy:
     """The policy as given, without its label."""
     file: str = ""
     """SHA-256 of the file that the policy names; empty if it names none."""
-    rules: HeuristicConfig | None = None
-    """All rules of the heuristic; None for other policies."""
 
     @classmethod
-    def of(cls, parsed: ParsedPolicy, rules: HeuristicConfig | None) -> RunPolicy:
+    def of(cls, parsed: ParsedPolicy) -> RunPolicy:
         """Describe a policy of the command line."""
         path, digest = parsed.path, ""
         if path is not None and path.is_file():
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        return cls(parsed.text, digest, rules)
+        return cls(parsed.text, digest)
 
 
 def is_policy_run(folder: Path) -> bool:
@@ -72,15 +69,6 @@ def check_policy(folder: Path, policy: RunPolicy) -> None:
             f"resume of {folder}: the file of policy {shown(policy.policy)} has changed: start a "
             f"new run"
         )
-    if before.rules == policy.rules or before.rules is None or policy.rules is None:
-        return
-    for name in policy.rules.__dataclass_fields__:
-        then, now = getattr(before.rules, name), getattr(policy.rules, name)
-        if then != now:
-            raise EsperError(
-                f"resume of {folder}: heuristic.{name} is {shown(then)} there and {shown(now)} "
-                f"here: resume with the same value, or start a new run"
-            )
 
 
 # ---- the run that a command means when it names none --------------------------------------------

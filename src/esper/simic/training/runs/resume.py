@@ -23,10 +23,11 @@ from esper.simic.training.runs.checkpoints import (
     task_facts,
 )
 from esper.simic.training.runs.folder import checkpoints_dir, read_info
+from esper.simic.training.runs.sources import require_user_file
 from esper.storage.provenance import versions
 from esper.storage.run_files import CONFIG
 from esper.storage.sealed_json import MAX_VALUE_CHARS, Difference, differences
-from esper.tasks.task_files import is_file_reference, task_file_digest
+from esper.tasks.task_files import is_file_reference, split_reference, task_file_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -216,7 +217,9 @@ _NEVER: Final = object()
 
 def _may_change(change: Difference) -> bool:
     if change.name in ("task.name", "reward.own"):  # moved files; others compare their contents
-        return is_file_reference(str(change.before)) and is_file_reference(str(change.now))
+        before, now = str(change.before), str(change.now)
+        same = change.name == "task.name" or split_reference(before)[1] == split_reference(now)[1]
+        return same and is_file_reference(before) and is_file_reference(now)
     return any(change.name == free or change.name.startswith(f"{free}.") for free in MAY_CHANGE)
 
 
@@ -246,8 +249,9 @@ def task_file_change(path: Path, config: TrainingConfig) -> tuple[str, ...]:
 
 
 def _require_same_reward_file(path: Path, config: TrainingConfig) -> None:
-    """Raise if the file of the user's reward was edited since the run was trained with it."""
+    """Raise if the file of the user's reward is gone, or another than the run was trained with."""
     own = config.reward.own
+    require_user_file(path, own, "reward")
     digests = [session.reward_file for session in read_info(path).sessions if session.reward_file]
     if digests and digests[-1] != task_file_digest(own):
         raise EsperError(

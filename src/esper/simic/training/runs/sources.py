@@ -33,14 +33,14 @@ def copy_user_file(run: Path, reference: str) -> None:
         write_atomic(folder / f"{path.stem}{number}{path.suffix}", content)
 
 
-def require_task_file(run: Path, reference: str) -> None:
-    """Raise if the task file of a run is gone; the error names its copy."""
+def require_user_file(run: Path, reference: str, what: str = "task") -> None:
+    """Raise if a file of a run is gone; the error names its copy. `what`: task or reward."""
     text, name = split_reference(reference)
     if not is_file_reference(reference) or Path(text).exists():
         return
     copies = _copies(run / SOURCE, Path(text))
     where = f", or its copy, {copies[-1]}{f':{name}' if name else ''}" if copies else ""
-    raise EsperError(f"task file {text} is gone: give its new place with --task{where}")
+    raise EsperError(f"{what} file {text} is gone: give its new place with --{what}{where}")
 
 
 def _copies(folder: Path, path: Path) -> list[Path]:

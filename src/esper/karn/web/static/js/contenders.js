@@ -84,8 +84,9 @@ export function contenderRows(groups, name) {
 
 export function contenderTable(groups) {
   const several = groups.length > 1;
-  const named = ["policy", "n", "score", "difference", "test accuracy", "validation accuracy",
-    "parameters", "MACs", "compute", "seconds"];
+  const reference = groups[0]?.contenders.find((one) => one.is_reference)?.label ?? "the reference";
+  const named = ["policy", "n", "mean score", `minus ${several ? "the reference" : reference}`,
+    "test accuracy", "validation accuracy", "parameters", "MACs", "compute", "seconds"];
   return {
     columns: [...(several ? [{ label: "run" }] : []),
       ...named.map((label, i) => ({ label, number: i > 0 }))],
