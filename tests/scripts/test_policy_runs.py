@@ -258,7 +258,7 @@ def test_a_task_file_is_copied_and_found_from_anywhere(tmp_path, monkeypatch, ca
     file.unlink()
     said = refuse(capsys, "wait", "--resume", run, *more)
     assert "my_task.py is gone" in said
-    assert f"{run / 'source' / 'my_task.py'}" in said
+    assert f"{run / 'source' / 'my_task-2.py'}" in said, "the newest copy"
 
 
 def test_steps_are_recorded_where_asked_and_after_a_resume(tmp_path):
