@@ -218,7 +218,7 @@ def recipe_of(row: Row, batches: int) -> Recipe:
 def ours(row: Row, data: tuple[Tensor, Tensor], batches: int) -> float:
     """By the trainer of the device, as in a search: with the start and the judging of every run."""
     x, y = data
-    trainer = trainer_for(make_task(row, x, y), 600.0, Ranks())
+    trainer = trainer_for(make_task(row, x, y), 600.0, Ranks(), lambda: build(row, 0))
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
             Job(i, lambda i=i: build(row, i), recipe_of(row, batches), i, Path(folder, str(i)))  # type: ignore[misc]

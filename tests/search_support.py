@@ -173,7 +173,9 @@ class Disk:
         self.tables += 1
         self._write(lambda: setattr(self, "table", table))
 
-    def save_weights(self, number: int, weights: Mapping[str, Tensor]) -> None:
+    def save_weights(
+        self, number: int, weights: Mapping[str, Tensor], under_way: bool = False
+    ) -> None:
         self._write(lambda: self.weights.__setitem__(number, dict(weights)))
 
     def drop_weights(self, number: int) -> None:
@@ -239,6 +241,10 @@ class Watcher:
         self.saved: list[int] = []
         self.fails_at: int | None = None
         self.on_batch: Callable[[Search], None] | None = None
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
 
     def on_tick(self, search: Search, running: Sequence[Running]) -> None:
         if self.on_batch is not None:

@@ -12,6 +12,7 @@ rounds, with 95 % intervals over seeds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import signal
@@ -22,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, NoReturn, TextIO
 
 import numpy as np
 
@@ -75,10 +76,10 @@ class Learner:
 def train(learners: Sequence[Learner], settings: Sequence[str], until: float, out: Path) -> None:
     """Train all that are not done, until `until` (of `time.monotonic()`)."""
     began = time.monotonic()
-    with (out / "learn.log").open("a") as log:
-        for one in learners:
-            one.start(settings, log)
+    with (out / "learn.log").open("a") as log, _exit_by_signals():
         try:
+            for one in learners:
+                one.start(settings, log)
             while any(one.process and one.process.poll() is None for one in learners):
                 if time.monotonic() > until:
                     break
@@ -87,6 +88,24 @@ def train(learners: Sequence[Learner], settings: Sequence[str], until: float, ou
                 print(f"{time.monotonic() - began:6.0f} s  {said}", flush=True)
         finally:
             stop(learners)
+
+
+@contextlib.contextmanager
+def _exit_by_signals() -> Iterator[None]:
+    """A kill or a hang-up ends this script as Ctrl-C does, so that it stops its trainings."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in heard:  # not where nohup has it ignored
+        signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
+
+
+def _exit(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def stop(learners: Sequence[Learner]) -> None:

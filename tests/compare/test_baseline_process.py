@@ -27,7 +27,7 @@ TRAINING = TrainingConfig(
 
 @pytest.fixture(autouse=True)
 def enough_cores(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(baseline_process, "cores", lambda: 64)
 
 
 def start(training: TrainingConfig = TRAINING) -> BaselineProcess:
@@ -109,7 +109,7 @@ def test_a_run_that_is_over_before_starts_no_process():
 def test_no_process_without_cores_of_its_own(why, monkeypatch):
     if why == "cores":
         threads = torch.get_num_threads()
-        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(2 * threads - 1)))
+        monkeypatch.setattr(baseline_process, "cores", lambda: 2 * threads - 1)
     else:
         monkeypatch.setattr(baseline_process, "world_size", lambda: 2)
     process = BaselineProcess(TRAINING, MEMBERS, None, after=0.0)

@@ -579,3 +579,45 @@ def test_no_run_goes_out_of_memory(tmp_path):
     found = train_all(trainer, jobs_of(tmp_path, Residual, 12, batches=10))
     del taken
     assert sorted(found) == list(range(12))
+
+
+class NoisyResidual(Residual):
+    """Draws that no capture repeats."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.poisson(torch.ones_like(x[:, :1])))
+
+
+def test_no_eager_run_goes_out_of_memory(tmp_path):
+    task = task_of("images", amp=True)
+    trainer = CapturedTrainer(task)
+    train_all(trainer, jobs_of(tmp_path, NoisyResidual, 1, batches=3))
+    torch.cuda.empty_cache()
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - 2**29, dtype=torch.uint8, device=DEVICE)
+    found = train_all(trainer, jobs_of(tmp_path, NoisyResidual, 12, batches=10))
+    del taken
+    assert sorted(found) == list(range(12))
+    assert {one.how.trainer for one in found.values()} == {"eager"}
+    assert not any(one.failed for one in found.values())
+
+
+class Huge(Residual):
+    """No GPU has the memory for a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.empty(2**50, device=x.device)[0]
+
+
+def test_a_network_that_does_not_fit_is_given_up_and_the_others_are_as_ever(tmp_path):
+    task = task_of("images")
+    others = jobs_of(tmp_path, Residual, 3)
+    expected = train_all(CapturedTrainer(task), others)
+    for job in others:
+        job.checkpoint.unlink(missing_ok=True)
+    found = train_all(
+        CapturedTrainer(task), [*others[:2], *jobs_of(tmp_path, Huge, 4)[3:], others[2]]
+    )
+    assert found.pop(3).failed == "out of memory"
+    assert {n: digest(one) for n, one in found.items()} == {
+        n: digest(one) for n, one in expected.items()
+    }

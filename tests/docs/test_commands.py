@@ -109,7 +109,7 @@ def test_every_command_on_the_pages_works(argv, trained, tmp_path, monkeypatch):
     flags += smaller(command, flags)
     module = importlib.import_module(cli.COMMANDS[command].module)
     if command == "tui":
-        monkeypatch.setattr("esper.scripts.tui.is_terminal", lambda: True)
+        monkeypatch.setattr("esper.scripts.tui._is_terminal", lambda: True)
         monkeypatch.setattr(EsperTUI, "run", partialmethod(EsperTUI.run, headless=True))
         monkeypatch.setattr(EsperTUI, "on_ready", lambda app: app.exit(), raising=False)
     if command == "serve":

@@ -18,10 +18,11 @@ from esper.growing import refit as room
 from esper.growing.clock import Clock
 from esper.growing.folder import weights_path
 from esper.growing.refit import MAX_SHARE, PROGRESS, Refit, _at_the_end, _has_learnt
+from esper.growing.run import GrowRun
 from esper.growing.runs import Row
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
-from esper.growing.trainers.job import Outcome
+from esper.growing.trainers.job import Outcome, failed_outcome
 from esper.growing.trainers.task import Task
 from esper.tasks.metric_forms import Metric
 from search_support import HOW, RECIPE, row
@@ -284,6 +285,29 @@ def test_one_that_runs_out_of_time_is_left_out_with_the_other_and_said_to_have(
     assert some.said[1:] == some.said[:1]
 
 
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        (lambda job: failed_outcome(job, torch.device("cpu"), "out of memory"), "(out of memory)"),
+        (lambda job: 1 / 0, "(ZeroDivisionError"),
+    ],
+)
+def test_a_refit_that_fails_leaves_the_networks_as_they_were(monkeypatch, fails, said):
+    some = Refits(monkeypatch)
+    good = some._train
+
+    def train(jobs, tick):
+        first, second = jobs
+        yield from good([first], tick)
+        yield fails(second)
+
+    monkeypatch.setattr(some, "_train", train)
+    assert some.weights(searched(0), searched(1)) == set(), "both or none"
+    (line,) = some.said
+    assert line.startswith(f"a refit failed {said}")
+    assert line.endswith("the weights of the search are kept")
+
+
 @pytest.mark.parametrize(("left", "reserved", "done"), [(28.0, 0.0, True), (26.0, 0.0, False),
                          (26.0, 2.0, True)])  # fmt: skip
 def test_networks_are_refitted_if_there_is_time_for_all_of_them(monkeypatch, left, reserved, done):
@@ -301,3 +325,12 @@ def test_the_loss_at_the_end_is_the_mean_of_the_last_quarter():
     curve = [(n, float(n)) for n in range(1, 9)]
     assert _at_the_end(curve) == 7.5
     assert _at_the_end(curve[:3]) == 3.0
+
+
+def test_a_refit_on_all_samples_that_fails_leaves_the_pick_as_it_was(monkeypatch):
+    made, said = GrowRun.__new__(GrowRun), list[str]()
+    made.printer = SimpleNamespace(say=said.append)  # type: ignore[assignment]
+    monkeypatch.setattr(GrowRun, "_refitted", lambda *given: 1 / 0)
+    assert made.refit(None, None, 0.0) is None  # type: ignore[arg-type]
+    (line,) = said
+    assert line.startswith("a refit failed (ZeroDivisionError")

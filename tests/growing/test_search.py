@@ -20,7 +20,8 @@ from esper.growing.budget import Budget
 from esper.growing.clock import REPORT_SECONDS, REPORT_SHARE, Clock
 from esper.growing.runs import Row, Table
 from esper.growing.search import Search, control_numbers, frontier_numbers, judged
-from esper.growing.trainers.job import Job, Outcome, Running
+from esper.growing.trainers.job import Job, Outcome, Running, Tick, failed_outcome
+from esper.leyline.errors import EsperError
 from search_support import (
     HOW,
     RECIPE,
@@ -152,6 +153,74 @@ def test_a_run_that_diverges_costs_nothing_but_itself(tmp_path):
     assert not {one.number for one in lost} & frontier_numbers(search.table.rows)
 
 
+class Small(CountingTrainer):
+    """A machine for small networks."""
+
+    def __init__(self, fits: Callable[[Row], bool]) -> None:
+        super().__init__()
+        self.fits, self.refused = fits, list[Row]()
+
+    def _run(self, job: Job, tick: Tick) -> Outcome:
+        _, made = job.build()
+        if self.fits(made):
+            return super()._run(job, tick)
+        self.refused.append(made)
+        return failed_outcome(job, torch.device("cpu"), "out of memory")
+
+
+@pytest.mark.parametrize("limit", [math.inf, 120.0])
+def test_a_network_that_cannot_be_trained_costs_one_try_and_larger_ones_are_left_out(
+    tmp_path, limit
+):
+    trainer, watcher = Small(lambda made: made.params < 200), Watcher()
+    clock = Clock(lambda: len(trainer.trained) / 10, 0.0, limit, 0.0, 1.0)
+    search, disk = searched(tmp_path, trainer=trainer, watcher=watcher, clock=clock)
+    tried = [(one.variant, one.topology, one.cost) for one in trainer.refused]
+    assert len(set(tried)) == len(tried) in range(1, 6)
+    lost = [search.table.rows[one.number] for one in trainer.refused]
+    assert {(one.status, one.diverged, one.how.note) for one in lost} == {
+        ("finished", True, "out of memory")
+    }
+    assert watcher.said == [
+        f"run {one.number} cannot be trained: out of memory; the search goes on without it"
+        for one in lost
+    ]
+    trained = [one for one in search.table.rows if one.trained]
+    assert len(trained) > 10
+    assert all(one.params < 200 for one in trained)
+    assert math.isfinite(limit) or 0.9 * 12.0 < search.runs <= 12.0
+    assert set(disk.weights) == {one.number for one in search.table.rows if one.saved}
+    again = Small(lambda made: made.params < 200)
+    assert make_search(disk, runs=30.0, trainer=again).run(disk.read())
+    assert again.refused == [], "a resume knows"
+
+
+def test_without_memory_for_anything_else_the_search_ends(tmp_path):
+    trainer = Small(lambda made: made.number == 0)
+    search, _ = searched(tmp_path, trainer=trainer)
+    assert [one.number for one in search.table.rows if one.trained] == [0]
+    assert len(trainer.refused) < 100
+
+
+def test_the_model_itself_has_to_be_trained(tmp_path):
+    with pytest.raises(EsperError, match=r"your model cannot be trained with batches of \d+: out"):
+        make_search(Disk(tmp_path), trainer=Small(lambda made: False)).run(Table())
+
+
+def test_a_run_that_was_judged_before_it_failed_stays_as_it_was_then(tmp_path):
+    watcher, disk = Watcher(), Disk(tmp_path)
+    watcher.on_batch = interrupt_after(40)
+    make_search(disk, watcher=watcher).run(Table())
+    (cut,) = (one for one in disk.read().rows if one.status == "cut")
+    trainer = Small(lambda made: made.number != cut.number)
+    make_search(disk, trainer=trainer).run(disk.read())
+    now = disk.read().rows[cut.number]
+    assert (now.status, now.score, now.trained, now.diverged) == (
+        "finished", cut.score, cut.trained, False,
+    )  # fmt: skip
+    assert len(trainer.refused) == 1
+
+
 # ---- kills ---------------------------------------------------------------------------------------
 
 
@@ -185,6 +254,39 @@ def test_a_kill_at_any_write_costs_no_bit(small, tmp_path, monkeypatch, seconds)
         assert results(disk) == small, at
         at += 1
     assert at > 15
+
+
+class Saving(CountingTrainer):
+    """Saves every run half way."""
+
+    def _run(self, job: Job, tick: Tick) -> Outcome:
+        if job.checkpoint is not None and not job.checkpoint.exists():
+            half = job.recipe.batches // 2 // 4 * 4
+            super()._run(job, lambda running: running[0].trained >= half)
+        return super()._run(job, tick)
+
+
+@pytest.mark.parametrize("seconds", [-1.0, math.inf], ids=["every run", "every rung"])
+def test_a_checkpoint_stays_until_the_table_says_that_its_run_is_over(
+    small, tmp_path, monkeypatch, seconds
+):
+    monkeypatch.setattr("esper.growing.search.TABLE_SECONDS", seconds)
+    at, dead = 0, True
+    while dead:
+        home = tmp_path / str(at)
+        home.mkdir()
+        disk, first, second = Disk(home, fails=at), Saving(), Saving()
+        try:
+            make_search(disk, runs=SMALL, trainer=first).run(Table())
+            dead = False
+        except Killed:
+            make_search(disk, runs=SMALL, trainer=second).run(disk.read())
+        half = {one.number: one.recipe.batches // 2 // 4 * 4 for one in disk.read().rows}
+        times = Counter(first.trained + second.trained)
+        assert all(one == 1 or batch >= half[n] for (n, batch), one in times.items()), at
+        assert results(disk) == small, at
+        assert not list(home.iterdir()), "no checkpoint is left"
+        at += 1
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------

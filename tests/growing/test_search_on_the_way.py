@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from esper.growing.clock import Clock
+from esper.growing.folder import GrowFolder, read_weights, weights_path
 from esper.growing.runs import Table
 from esper.growing.search import JUDGED_EVERY, JUDGED_SHARE, judged
 from search_support import CountingTrainer, Disk, Killed, make_search
@@ -90,6 +94,38 @@ def test_the_clock_learns_from_whole_runs_alone(tmp_path):
     search = make_search(disk, runs=5.0, trainer=Telling(), clock=clock, timed=False)
     search.run(Table())
     assert learnt == [(0, row.recipe.batches) for row in search.table.rows]
+
+
+class SlowDisk(Disk):
+    """Takes a fifth of a second for weights."""
+
+    def save_weights(self, number, weights, under_way=False):
+        time.sleep(0.2)
+        super().save_weights(number, weights)
+
+
+def test_what_takes_long_to_write_is_judged_less_often(tmp_path):
+    clock = Clock(lambda: 0.0, 0.0, math.inf, 0.0, 1.0)
+    first = finished_row(0, status="planned", trained=0)
+    clock.begin(first, 100.0, 1)
+    search = make_search(SlowDisk(tmp_path), clock=clock)
+    search.table = Table((first,))
+    found = CountingTrainer()._run(search._job(first), lambda _: False)
+    search._record(replace(found, under_way=True))
+    clock._judging = [0.1]
+    assert search._job(first).every == pytest.approx(0.3 / JUDGED_SHARE, rel=0.2)
+
+
+def test_nothing_waits_for_the_disk_while_a_run_is_under_way(tmp_path, monkeypatch):
+    folder, synced = GrowFolder.create(tmp_path, "mine", 0), list[int]()
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(file) or sync(file))
+    folder.save_weights(1, {"w": torch.ones(2)}, under_way=True)
+    assert not synced
+    folder.save_weights(1, {"w": torch.zeros(2)})
+    assert synced
+    assert torch.equal(read_weights(weights_path(folder.path, 1))["w"], torch.zeros(2))
+    folder.close()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from esper.growing.search import (
     MAX_REFUSED,
     SAFE,
     SAFE_UNTIMED,
+    TABLE_SECONDS,
     Search,
     control_numbers,
     frontier_numbers,
@@ -358,9 +359,26 @@ def test_a_run_has_ended_at_its_last_batch_or_where_its_loss_was_lost(
     one = made.search.table.rows[1]
     assert (one.status, one.diverged, one.trained, one.saved) == (status, diverged, found.trained,
                                                                   True)  # fmt: skip
+    made.search._save()
     assert state.exists() == (status == "cut"), "what it continues from"
     ((_, seconds, each),) = made.clock._ended
     assert seconds == pytest.approx(each * (found.trained - 20)), "of this session"
+
+
+def test_a_run_that_has_ended_is_in_the_table_a_second_later(tmp_path):
+    """Also if no other one ends by then."""
+    made = Timed(tmp_path, row(0), planned(1))
+    search, disk = made.search, made.disk
+    search._save()
+    search._record(outcome(FULL))
+    search._tick([])
+    assert disk.table.rows[1].status == "planned", "it was written a moment ago"
+    search._saved_at -= TABLE_SECONDS
+    search._tick([])
+    assert disk.table.rows[1].status == "finished"
+    search._saved_at -= TABLE_SECONDS
+    search._tick([])
+    assert disk.tables == 2, "nothing has changed"
 
 
 def test_a_search_that_is_stopped_when_the_time_is_over_is_complete(tmp_path):

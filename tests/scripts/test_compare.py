@@ -276,6 +276,21 @@ def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
     assert "\n" not in str(refused.value)
 
 
+def test_of_a_setting_that_a_folder_does_not_have_nothing_is_to_be_set_back(tmp_path):
+    """It was made without one, or before they were kept."""
+    before = compare_folder.settings_of_comparison(TINY, TASK.spec())
+    compare_folder.open_folder(tmp_path, before)
+    mine = tmp_path / "mine.py"
+    mine.write_text("a = 1")
+    for task in (replace(TASK, host="8x4k3"), replace(TASK, name=f"{mine}:a")):
+        now = compare_folder.settings_of_comparison(replace(TINY, task=task), TASK.spec())
+        with pytest.raises(EsperError, match=r"is None there and '.*' here; choose another --out"):
+            compare_folder.open_folder(tmp_path, now)
+    mine.write_text("a = 2")
+    edited = compare_folder.settings_of_comparison(replace(TINY, task=task), TASK.spec())
+    assert edited.task_file not in ("", now.task_file)
+
+
 def test_a_heuristic_with_another_table_is_not_the_one_that_was_kept(tmp_path):
     config, spec = Compare(("heuristic",)), get_task_spec("digits_impaired")
     row, file, found = {"max_price": 1.0, "topology": []}, tmp_path / "table.json", []

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
 import learn_controllers
 from esper.karn import views
-from learn_controllers import curve, main
+from learn_controllers import Learner, curve, main
 
 SETTINGS = ["--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batches-per-step",
             "1", "--batch-size", "16", "--evaluation-envs", "1", "--keep-members", "0",
@@ -71,6 +73,28 @@ def test_each_seed_has_a_folder_of_its_own_and_all_are_asked_to_stop_in_time(tmp
         ("3", str(tmp_path / "3")), ("4", str(tmp_path / "4")),
     ]  # fmt: skip
     assert [one.asked for one in started] == [[signal.SIGTERM]] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("begun", [1, 2])
+def test_a_kill_or_a_hang_up_stops_what_it_has_started(
+    number, begun, tmp_path, started, monkeypatch
+):
+    """While they start, or later: trainings have sessions of their own, so nobody else would."""
+    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
+    start = Learner.start
+
+    def start_some(self: Learner, settings: Sequence[str], log: TextIO) -> None:
+        start(self, settings, log)
+        if len(started) == begun == 1:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(Learner, "start", start_some)
+    monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(number))
+    with pytest.raises(SystemExit, match=str(128 + number)):
+        learn(tmp_path, ("3", "4"), 60, rounds=9)
+    assert [one.asked for one in started] == [[signal.SIGTERM]] * begun
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == handlers
 
 
 def test_what_was_begun_is_resumed(tmp_path, started, monkeypatch):

@@ -6,7 +6,6 @@ results are those of this process, bit for bit: the same threads of torch, a CPU
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Final, Self
 import torch
 
 from esper.compare.judging import PolicyRun, judge_baselines
+from esper.device.threads import cores
 from esper.jobs.messages import Died, Failed, Finished
 from esper.jobs.processes import ProcessWorkers
 from esper.jobs.worker import Reporter
@@ -117,12 +117,5 @@ class BaselineProcess:
 def _has_second_process(training: TrainingConfig) -> bool:
     """Whether a process of as many threads gets cores of its own."""
     device = parse_device(training.population.device)
-    spare = 2 * torch.get_num_threads() <= _cores()
+    spare = 2 * torch.get_num_threads() <= cores()
     return device.type == "cpu" and world_size() == 1 and spare
-
-
-def _cores() -> int:
-    """Cores that this process may use; of the machine, where the system does not say."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -26,6 +26,7 @@ from esper.storage.run_files import POLICIES as POLICIES
 from esper.storage.run_files import SETTINGS as SETTINGS
 from esper.storage.sealed_json import differences, json_bytes, read_document, sealed_bytes
 from esper.tasks.spec import TaskSpec
+from esper.tasks.task_files import task_file_digest
 from esper.tolaria.runtime import parse_device
 
 
@@ -79,14 +80,8 @@ def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSetting
         kernels=config.kernels,
         context=spec.context,
         host=config.task.host or "",
-        task_file=_file_digest(config.task.name),
+        task_file=task_file_digest(config.task.name),
     )
-
-
-def _file_digest(task: str) -> str:
-    """SHA-256 of the file of a task that is named as FILE.py[:NAME]; empty: it is one of ours."""
-    start, mark, _ = task.rpartition(".py")
-    return hashlib.sha256(Path(start + mark).read_bytes()).hexdigest() if mark else ""
 
 
 def open_folder(folder: Path, settings: ComparisonSettings) -> None:
@@ -99,9 +94,11 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
     if path.exists():
         different = next(differences(read_document(path), wanted), None)
         if different is not None:
+            # What was added later is not there, and cannot be set back.
+            back = "" if different.before is None else "set it back or "
             raise EsperError(
-                f"{folder} holds a comparison with other settings: {different.refusal}; set it "
-                f"back or choose another --out"
+                f"{folder} holds a comparison with other settings: {different.refusal}; {back}"
+                f"choose another --out"
             )
         return
     try:

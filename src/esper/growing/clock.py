@@ -111,6 +111,10 @@ class Clock:
             each = outcome.seconds / outcome.trained
             self._ended.append((row, trained * each, 0.0 if urgent else each))
 
+    def give_up(self, row: Row) -> None:
+        """A run cannot be trained: it takes no more time."""
+        self._started.pop(row.number, None)
+
     def end_rung(self, seconds: float) -> None:
         """The runs that ended have shared so many seconds."""
         ended, self._ended = self._ended, []

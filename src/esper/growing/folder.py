@@ -193,12 +193,20 @@ class GrowFolder:
         """Write the table of runs."""
         self.write(SEARCH, table)
 
-    def save_weights(self, number: int, weights: Mapping[str, Tensor], refit: bool = False) -> None:
-        """Write the weights of a run, or those of its refit."""
+    def save_weights(
+        self,
+        number: int,
+        weights: Mapping[str, Tensor],
+        refit: bool = False,
+        under_way: bool = False,
+    ) -> None:
+        """Write the weights of a run, or those of its refit; nothing waits for the disk where a run
+        is under way: others follow.
+        """
         from safetensors.torch import save
 
         whole = {name: value.contiguous().clone() for name, value in weights.items()}
-        save_file(weights_path(self.path, number, refit), save(whole))
+        save_file(weights_path(self.path, number, refit), save(whole), durable=not under_way)
 
     def drop_weights(self, number: int) -> None:
         """Remove the weights of a run."""

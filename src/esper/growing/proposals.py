@@ -17,7 +17,7 @@ import numpy as np
 
 from esper.growing.moves import SAME, Space, pick
 from esper.growing.networks import Networks
-from esper.growing.runs import Origin, Purpose, Recipe, Row, finished, known
+from esper.growing.runs import Origin, Purpose, Recipe, Row, finished, known, out_of_reach
 from esper.growing.topologies import Topology
 from esper.leyline.streams import stream_seed
 from esper.plotting.pareto import pareto, survivors
@@ -127,19 +127,21 @@ class Proposals:
         return replace(row, params=size.params, macs=size.macs, cost=cost, latency=latency)
 
     def _fresh(self, wanted: Iterator[Row], rows: Sequence[Row]) -> Iterator[Row]:
-        """Those of the wanted rows that are new and within the limits, with their sizes."""
+        """Those of the wanted rows that are new, within the limits, and not like those that could
+        not be trained; with their sizes."""
         seen = {row.key for row in rows}
         repeated = 0
         for row in wanted:
-            allowed = row.key not in seen and self.networks.allows(row.variant, row.topology)
-            if not allowed:
-                repeated += 1
-                if repeated > 4 * MAX_RUNS:
-                    return
-                continue
-            seen.add(row.key)
-            repeated = 0
-            yield self.sized(row)
+            if row.key not in seen and self.networks.allows(row.variant, row.topology):
+                seen.add(row.key)
+                sized = self.sized(row)
+                if not out_of_reach(sized, rows):
+                    repeated = 0
+                    yield sized
+                    continue
+            repeated += 1
+            if repeated > 4 * MAX_RUNS:
+                return
 
     def _sound(self, rows: Sequence[Row]) -> list[Row]:
         """Runs that ended, and did not diverge, of networks within the limits of the budget."""

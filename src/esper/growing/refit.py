@@ -8,8 +8,9 @@ they are compared.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -27,7 +28,9 @@ from esper.growing.trainers.data import Samples
 from esper.growing.trainers.in_process import process_trainer
 from esper.growing.trainers.job import Job, Outcome, Running, Tick
 from esper.growing.trainers.task import Task
+from esper.leyline.user_errors import format_error
 
+_log: Final = logging.getLogger(__name__)
 MAX_SHARE: Final = 0.15
 """Share of the time that it may take; where it would take more, there is none."""
 SLACK: Final = 1.1
@@ -77,13 +80,16 @@ class Refit:
         if needed > self._clock.left + self._clock.reserved:
             return {}
         self._printer.phase("refit on training and validation samples")
-        lack = self._train(missing, all_rows, found)
-        if lack:
-            self._printer.say(f"a refit {lack}: the weights of the search are kept")
-            return {}
-        for row in missing:
-            self._folder.save_weights(row.number, found[row.number], refit=True)
-        return found
+        taken: dict[int, dict[str, Tensor]] = {}
+        with costs_nothing(self._printer.say):
+            lack = self._train(missing, all_rows, found)
+            if lack:
+                self._printer.say(f"a refit {lack}: the weights of the search are kept")
+            else:
+                for row in missing:
+                    self._folder.save_weights(row.number, found[row.number], refit=True)
+                taken = found
+        return taken
 
     def _train(
         self, rows: Sequence[Row], all_rows: Sequence[Row], found: dict[int, dict[str, Tensor]]
@@ -96,6 +102,8 @@ class Refit:
                 row = by_number.pop(outcome.number)
                 if self._stopped:
                     return "was stopped"
+                if outcome.failed:
+                    return f"failed ({outcome.failed})"
                 if outcome.finite and outcome.trained < self._recipe(row).batches:
                     return "ran out of time"
                 if not _has_learnt(row, outcome):
@@ -134,6 +142,16 @@ class Refit:
             trained, length = running[0].trained, running[0].batches
             self._printer.phase(f"refit, {trained:,} of {length:,} batches")
         return self._stopped or self._clock.left + self._clock.reserved <= 0
+
+
+@contextlib.contextmanager
+def costs_nothing(say: Callable[[str], None]) -> Iterator[None]:
+    """Whatever fails inside the block, a refit, the result of the search is there without it."""
+    try:
+        yield
+    except Exception as error:
+        _log.info("a refit failed", exc_info=True)
+        say(f"a refit failed ({format_error(error)}): the weights of the search are kept")
 
 
 def train_on(

@@ -43,7 +43,7 @@ from esper.growing.recipes import (
     fewer_samples,
     longest_run,
 )
-from esper.growing.refit import Refit, train_on
+from esper.growing.refit import Refit, costs_nothing, train_on
 from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.runs import Recipe, Table
 from esper.growing.search import Search
@@ -256,7 +256,8 @@ class GrowRun:
         """Seconds of a batch of the model, after the first ones, as the search will train it."""
         base, seed = self.networks.base, self.settings.seed
         job = Job(0, lambda: base.build(base.bare, seed), self._recipe(self.full), seed)
-        (each,) = batch_seconds(self.trainer, [job], together=self.ranks.size > 1)
+        together = self.ranks.size > 1
+        (each,) = batch_seconds(self.trainer, [job], together=together, needed=True)
         return each
 
     def _in_time(self) -> Length:
@@ -270,8 +271,9 @@ class GrowRun:
     @cached_property
     def trainer(self) -> Trainer:
         """Trains the runs."""
-        jobs = JobSettings(on=self.settings.on)
-        return trainer_for(self.task, self.budget.seconds, self.ranks, jobs)
+        jobs, base = JobSettings(on=self.settings.on), self.networks.base
+        build = partial(base.build, base.bare, self.settings.seed)
+        return trainer_for(self.task, self.budget.seconds, self.ranks, build, jobs)
 
     # ---- variants -------------------------------------------------------------------------
 
@@ -483,8 +485,15 @@ class GrowRun:
     def refit(self, record: NetworkRecord, samples: GrowPart, until: float) -> nn.Module | None:
         """A plain network like one of the result, trained in the same way on other samples.
 
-        Its own initial weights, its recipe, as many epochs; None: it has not ended at a time.
+        Its own initial weights, its recipe, as many epochs; None: it has not ended at a time, or
+        failed.
         """
+        found = None
+        with costs_nothing(self.printer.say):
+            found = self._refitted(record, samples, until)
+        return found
+
+    def _refitted(self, record: NetworkRecord, samples: GrowPart, until: float) -> nn.Module | None:
         part = samples if samples.weights is None else samples.with_weighted_targets()
         data = Samples.of(part, self.task.inputs).to(self.device)
         recipe = record.recipe
@@ -499,6 +508,8 @@ class GrowRun:
         build = partial(variant.build, record.topology, record.seed)
         jobs = iter([Job(0, build, recipe, record.seed, judged=False)])
         (outcome,) = train_on(self.task, data, jobs, lambda _: time.monotonic() > until)
+        if outcome.failed:
+            raise EsperError(outcome.failed)
         if outcome.trained < recipe.batches:
             return None
         network = variant.build(record.topology, record.seed)

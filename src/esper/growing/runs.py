@@ -70,7 +70,7 @@ class How:
     bitwise: bool = True
     """False: an operation of the network has no deterministic kernel there, or GPUs share it."""
     note: str = ""
-    """Why it was not captured, on a GPU."""
+    """Why it was not captured, on a GPU; or not trained at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,11 @@ class Row:
         return self.status != "planned"
 
     @property
+    def failed(self) -> bool:
+        """Whether it could not be trained: `how.note` says why."""
+        return self.status == "finished" and not self.trained
+
+    @property
     def merit(self) -> float:
         """The score so that higher is better; NaN before its end."""
         return -self.score if self.lower_is_better else self.score
@@ -174,6 +179,21 @@ class Table:
 def finished(rows: Iterable[Row]) -> list[Row]:
     """Those trained to their end."""
     return [row for row in rows if row.status == "finished"]
+
+
+def out_of_reach(row: Row, rows: Iterable[Row]) -> bool:
+    """Whether a network is one that could not be trained, or costs as much as one of these and more
+    than all that could.
+    """
+    rows, network = list(rows), (row.variant, row.topology)
+    failed = [one for one in rows if one.failed and one.cost <= row.cost]
+    trained = [one for one in rows if one.trained and one.cost >= row.cost]
+    if not failed or not trained:
+        return bool(failed)
+    could, could_not = (
+        network in [(one.variant, one.topology) for one in some] for some in (trained, failed)
+    )
+    return could_not and not could
 
 
 def known(score: float) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from esper.growing.budget import Budget
@@ -23,8 +24,8 @@ from esper.growing.ladder import Ladder, numbered
 from esper.growing.networks import Networks
 from esper.growing.proposals import FULL_RUNG
 from esper.growing.ranks import ONE_PROCESS, Ranks, noted
-from esper.growing.runs import Row, Table, finished, known
-from esper.growing.trainers.job import Job, Outcome, Running, Trainer
+from esper.growing.runs import Row, Table, finished, known, out_of_reach
+from esper.growing.trainers.job import Job, Outcome, Running, Trainer, untrainable
 from esper.growing.trainers.probe import batch_seconds
 from esper.plotting.pareto import validation_front
 
@@ -64,7 +65,7 @@ MAX_REFUSED: Final = 3
 JUDGED_EVERY: Final = 5.0
 """Seconds after which a long run is judged on the way, so that the best so far is a good one."""
 JUDGED_SHARE: Final = 0.04
-"""Of the time, that this may take."""
+"""Of the time, that judging, and writing what was judged, may take."""
 MIN_FILL: Final = 2.0
 """Seconds of a limit that are left for further runs, at least."""
 
@@ -94,9 +95,15 @@ class Search:
         self._store, self._printer, self._ranks = store, printer, ranks
         self._saved_at = -math.inf
         self._interrupted = False
+        self._unsaved = False
+        """Whether a row has changed since the table was written."""
         self._forgotten: list[int] = []
+        self._over_with: list[int] = []
+        """Finished runs whose checkpoints go once the table that says so is written."""
         self._start_up = 0.0
         """Seconds before the first batches of the last runs, by a probe."""
+        self._writing: list[float] = []
+        """Seconds that weights took to be written, each time."""
         self._running: dict[int, Running] = {}
         """Runs under way, at the last tick."""
         self._before: dict[int, int] = {}
@@ -112,7 +119,9 @@ class Search:
     def run(self, table: Table) -> bool:
         """Search; returns whether it came to an end, and was not interrupted."""
         self.table = replace(table, ended="")
-        self._forgotten = [row.number for row in finished(table.rows) if not row.saved]
+        done = finished(table.rows)
+        self._forgotten = [row.number for row in done if not row.saved]
+        self._over_with = [row.number for row in done]
         self._forget()
         with noted([signal.SIGINT], self._interrupt), self._ranks.interruptible():
             while not self._over():
@@ -270,6 +279,8 @@ class Search:
         """
         if row.number == 0 or row.trained:
             return self.clock.left > 0 or not row.trained
+        if out_of_reach(row, self.table.rows):
+            return False
         compute = self.runs + row.cost * row.recipe.batches / self.ladder.full
         return compute <= self.most_runs * (1 + 1e-6) and self.clock.fits(row)
 
@@ -339,7 +350,8 @@ class Search:
         judging = self.clock.judging
         if judging is None or self._ranks.size > 1:
             return 0.0
-        every = max(JUDGED_EVERY, judging / JUDGED_SHARE)
+        writing = median(self._writing) if self._writing else 0.0
+        every = max(JUDGED_EVERY, (judging + writing) / JUDGED_SHARE)
         return every if self.clock.predict(row) >= 2 * every else 0.0
 
     def _beside_first(self) -> Iterator[Row]:
@@ -363,7 +375,8 @@ class Search:
             return
         refused = 0
         for row in self.ladder.meanwhile(self.table):
-            if self.clock.beside(row) <= self._longest() and self.clock.fits(row):
+            in_time = self.clock.beside(row) <= self._longest() and self.clock.fits(row)
+            if in_time and not out_of_reach(row, self.table.rows):
                 numbered = replace(row, number=len(self.table.rows))
                 self._add([numbered])
                 yield numbered
@@ -388,11 +401,15 @@ class Search:
     def _tick(self, running: Sequence[Running]) -> bool:
         self._running = {one.number: one for one in running}
         self._printer.on_tick(self, running)
+        self._save_now_and_then()
         return self._interrupted or self._over()
 
     def _record(self, outcome: Outcome) -> None:
         """Write what became of a run into the table, its weights before that."""
         row = self.table.rows[outcome.number]
+        if outcome.failed:
+            self._give_up(row, outcome)
+            return
         if not outcome.under_way:
             before = self._before.get(outcome.number, row.trained)
             now = replace(row, trained=before)
@@ -400,7 +417,9 @@ class Search:
         # A run that was cut may have outputs that are not finite yet: BatchNorm, a few batches in.
         lost = not all(math.isfinite(loss) for _, loss in outcome.curve)
         done = lost or outcome.trained >= row.recipe.batches
-        self._store.save_weights(outcome.number, outcome.weights)
+        began = time.monotonic()
+        self._store.save_weights(outcome.number, outcome.weights, under_way=outcome.under_way)
+        self._writing.append(time.monotonic() - began)
         fresh = replace(
             row,
             status="finished" if done else "cut",
@@ -416,15 +435,31 @@ class Search:
         )
         self._replace([fresh])
         if done:
-            self._store.checkpoint(outcome.number).unlink(missing_ok=True)
-        if time.monotonic() - self._saved_at > TABLE_SECONDS:
-            self._save()
+            self._over_with.append(outcome.number)
+        self._save_now_and_then()
+
+    def _give_up(self, row: Row, outcome: Outcome) -> None:
+        """A run that cannot be trained ends as one that diverged; one that was judged before stays
+        as it was then. The model as given has to be trained.
+        """
+        if row.number == 0:
+            raise untrainable(row.recipe.batch_size, outcome.failed)
+        self.clock.give_up(row)
+        over = replace(row, status="finished", how=outcome.how, at=self.clock.seconds)
+        if not row.saved:
+            over = replace(over, trained=0, diverged=True)
+        self._replace([over])
+        self._over_with.append(row.number)
+        self._printer.say(
+            f"run {row.number} cannot be trained: {outcome.failed}; the search goes on without it"
+        )
+        self._save_now_and_then()
 
     def _replace(self, fresh: Sequence[Row]) -> None:
         rows = list(self.table.rows)
         for row in fresh:
             rows[row.number] = row
-        self.table = replace(self.table, rows=tuple(rows))
+        self.table, self._unsaved = replace(self.table, rows=tuple(rows)), True
 
     def _forget(self) -> None:
         """Note the runs that can be neither returned nor grown from: their weights are not needed.
@@ -453,7 +488,15 @@ class Search:
     def _save(self) -> None:
         self.table = replace(self.table, seconds=self.clock.seconds)
         self._store.save_table(self.table)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._unsaved = time.monotonic(), False
+        for number in self._over_with:
+            self._store.checkpoint(number).unlink(missing_ok=True)
+        self._over_with.clear()
+
+    def _save_now_and_then(self) -> None:
+        """Save a table that has changed, unless that was done a moment ago."""
+        if self._unsaved and time.monotonic() - self._saved_at > TABLE_SECONDS:
+            self._save()
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from esper.leyline.actions import ActionSpace
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
-from esper.leyline.codec import LATER
+from esper.leyline.codec import LATER, read_record
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.prices import ScoreConstants
 
@@ -163,6 +163,14 @@ VARIED: Final = ContextSpec(
 """Everything differs."""
 NAMED_CONTEXTS: Final = {"fixed": FIXED, "planned": PLANNED, "varied": VARIED}
 """Specs by the name used on the command line."""
+
+
+def saved_rounds_vary(context: object) -> bool:
+    """Whether rounds vary under a saved `ContextSpec`; what cannot be read is taken as fixed."""
+    try:
+        return read_record(ContextSpec, context, "context").varies_rounds
+    except EsperError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)

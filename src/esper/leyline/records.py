@@ -186,7 +186,8 @@ class BatchSummary(Payload):
     mean_score: float
     max_score: float
     best_score: float
-    """Best mean score over all rounds so far."""
+    """Best mean score over all rounds so far; NaN before the first, and where rounds do not
+    compare."""
     mean_added_params: float
     mean_added_macs: float
     learning_rate: float

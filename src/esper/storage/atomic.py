@@ -88,10 +88,13 @@ def write_advice(error: OSError) -> str:
     return "move away what is there" if error.errno in _TAKEN else "check its permissions"
 
 
-def save_file(path: Path, content: bytes) -> None:
-    """Write a file atomically; what keeps it from being written is one line."""
+def save_file(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file atomically; what keeps it from being written is one line.
+
+    `durable`: False: as `replace_file`.
+    """
     try:
-        write_atomic(path, content)
+        (write_atomic if durable else replace_file)(path, content)
     except OSError as error:
         raise EsperError(f"cannot write {path}: {error.strerror}; {write_advice(error)}") from error
 

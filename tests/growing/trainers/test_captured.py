@@ -6,6 +6,7 @@ On a CPU, with a fake GPU; tests/cuda/test_captured_runs.py has the same promise
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from dataclasses import replace
 from functools import partial
@@ -34,9 +35,12 @@ from esper.growing.trainers.data import ResidentOrder, Samples, StreamReader
 from esper.growing.trainers.draws import KeyedDraws, may_draw_on_host
 from esper.growing.trainers.eager import EagerTrainer
 from esper.growing.trainers.feeds import HostFeed, ResidentFeed
+from esper.growing.trainers.job import Outcome
 from esper.growing.trainers.kind import PLAIN, kind_key
 from esper.growing.trainers.kinds import Kinds
+from esper.growing.trainers.probe import batch_seconds
 from esper.growing.trainers.program import Program
+from esper.growing.trainers.workers import WorkerTrainer
 from esper.kasmina.layers.random_layers import Site
 from esper.leyline.errors import EsperError
 
@@ -94,6 +98,11 @@ class PythonsRandom(Own):
 class UnknownDraws(Own):
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x) * torch.poisson(torch.full_like(x[:, :1], 5.0))
+
+    @classmethod
+    def of(cls, width: int) -> UnknownDraws:
+        """Of any width the same."""
+        return cls()
 
 
 def reference(job) -> tuple:
@@ -470,11 +479,11 @@ class Tight(FakeMachine):
         self.most = self.now = self.refused = 0
         start, release = captured.CapturedRun.start, captured.CapturedRun.release
 
-        def started(run):
+        def started(run, alone):
             if self.memory < 100:
                 self.refused += 1
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-            start(run)
+            start(run, alone)
             self.memory -= 100
             self.now += 1
             self.most = max(self.most, self.now)
@@ -507,10 +516,173 @@ def test_a_run_that_finds_no_memory_waits_for_another_to_end(tmp_path, monkeypat
     assert digest(found[5]) == reference(jobs[5])
 
 
-def test_a_run_that_does_not_fit_alone_is_one_clear_line(tmp_path, monkeypatch):
-    machine = Tight(0, monkeypatch)
-    with pytest.raises(EsperError, match=r"out of memory on cpu with one network"):
-        train_all(CapturedTrainer(TASK, machine=machine), jobs_of(tmp_path, count=2))
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+
+
+class Huge(nn.Module):
+    """There is no memory for a batch of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise OUT_OF_MEMORY
+
+
+TRAINERS = {
+    "captured": lambda task: CapturedTrainer(task, machine=FakeMachine()),
+    "eager": EagerTrainer,
+    "this process": WorkerTrainer,
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_run_that_does_not_fit_alone_ends_and_the_others_are_as_ever(tmp_path, name, first):
+    jobs = jobs_of(tmp_path, count=5)
+    alone = train_all(TRAINERS[name](TASK), jobs_of(tmp_path, count=5))
+    taken = list[int]()
+
+    def queue():
+        for job in (huge, *jobs) if first else (*jobs, huge):
+            taken.append(job.number)
+            yield job
+
+    huge = make_job(Huge, 9, tmp_path)
+    found = dict[int, Outcome]()
+    for one in TRAINERS[name](TASK).train(queue(), never):
+        if first and not found:
+            assert taken == [9], "who made the jobs may learn from it before the next"
+        found[one.number] = one
+    lost = found.pop(9)
+    assert (lost.failed, lost.how.note, lost.trained, lost.finite) == (
+        "out of memory", "out of memory", 0, False,
+    )  # fmt: skip
+    assert {n: digest(one) for n, one in found.items()} == {n: digest(o) for n, o in alone.items()}
+    assert not any(one.failed for one in found.values())
+
+
+def test_all_room_is_used_again_after_a_run_that_does_not_fit(tmp_path):
+    first, *later = jobs_of(tmp_path, count=4)
+    trainer = CapturedTrainer(TASK, lanes=3, machine=FakeMachine())
+    assert most_at_a_time(trainer, [first, make_job(Huge, 9, tmp_path), *later]) == 3
+
+
+def test_a_capture_that_fails_for_one_network_means_that_this_one_is_eager(tmp_path):
+    machine, jobs = FakeMachine(), jobs_of(tmp_path, count=3)
+    expected = {job.number: reference(job) for job in jobs}
+
+    def fail(capture):
+        if capture == 3:  # after the trial of their kind, and the first run
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    machine.fail = fail
+    found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
+    how = {number: (one.how.trainer, one.how.note) for number, one in found.items()}
+    note = "a capture failed: operation not permitted when stream is capturing"
+    assert how == {0: ("captured", ""), 1: ("eager", note), 2: ("captured", "")}
+    assert {number: digest(one) for number, one in found.items()} == expected
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_without_memory_for_a_capture_a_run_waits_and_is_eager_if_it_is_alone(tmp_path, count):
+    machine, jobs = FakeMachine(), jobs_of(tmp_path, count=count)
+    expected = {job.number: reference(job) for job in jobs}
+
+    def fail(capture):
+        if capture == count + 1:  # the last one, beside all others
+            raise OUT_OF_MEMORY
+
+    machine.fail = fail
+    found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
+    assert found[count - 1].how.trainer == ("eager" if count == 1 else "captured")
+    assert {number: digest(one) for number, one in found.items()} == expected
+
+
+class Hungry(FakeMachine):
+    """Batches of eager runs take some memory, which stays with the run."""
+
+    def __init__(self, fits: int, monkeypatch) -> None:
+        super().__init__(free=fits * 100 + 40)
+        self.held, self.most, self.refused = set[int](), 0, list[int]()
+        step, release = captured.CapturedRun._run_eager, captured.CapturedRun.release
+
+        def stepped(run):
+            number = run.program.job.number
+            if number not in self.held and self.memory < 100:
+                self.refused.append(number)
+                raise OUT_OF_MEMORY
+            if number not in self.held:
+                self.held.add(number)
+                self.memory -= 100
+                self.most = max(self.most, len(self.held))
+            return step(run)
+
+        def released(run):
+            release(run)
+            if run.program.job.number in self.held:
+                self.held.remove(run.program.job.number)
+                self.memory += 100
+
+        monkeypatch.setattr(captured.CapturedRun, "_run_eager", stepped)
+        monkeypatch.setattr(captured.CapturedRun, "release", released)
+
+
+def test_as_many_eager_runs_at_a_time_as_memory_allows(tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, (UnknownDraws.of,), count=6)
+    expected = {job.number: reference(job) for job in jobs}
+    machine = Hungry(3, monkeypatch)
+    found = train_all(CapturedTrainer(TASK, machine=machine), jobs)
+    assert {one.how.trainer for one in found.values()} == {"eager"}
+    assert machine.most == 3
+    assert machine.refused == [], "the first one shows what they take"
+    assert {number: digest(one) for number, one in found.items()} == expected
+
+
+def test_an_eager_run_that_needs_more_later_waits_for_others_or_is_given_up(tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, (UnknownDraws.of,), count=4)
+    expected = {job.number: reference(job) for job in jobs}
+    step = captured.CapturedRun._run_eager
+
+    def stepped(run):
+        program = run.program
+        beside = len(trainer._runs) > 1
+        if program.trained == 5 and (program.job.number == 3 or beside):
+            raise OUT_OF_MEMORY
+        return step(run)
+
+    monkeypatch.setattr(captured.CapturedRun, "_run_eager", stepped)
+    trainer = CapturedTrainer(TASK, lanes=2, machine=FakeMachine())
+    found = train_all(trainer, jobs)
+    assert found.pop(3).failed == "out of memory"
+    del expected[3]
+    assert {number: digest(one) for number, one in found.items()} == expected
+
+
+def test_a_run_that_cannot_be_judged_beside_others_is_judged_when_they_ended(tmp_path, monkeypatch):
+    jobs = jobs_of(tmp_path, count=3)
+    expected = {job.number: reference(job) for job in jobs}
+    outcome = Program.outcome
+
+    def judged(program, how):
+        if len(trainer._runs) > 1 or program.job.number == 2:
+            raise OUT_OF_MEMORY
+        return outcome(program, how)
+
+    monkeypatch.setattr(Program, "outcome", judged)
+    trainer = CapturedTrainer(TASK, machine=FakeMachine())
+    found = train_all(trainer, jobs)
+    assert found.pop(2).failed == "out of memory"
+    del expected[2]
+    assert {number: digest(one) for number, one in found.items()} == expected
+
+
+def test_a_model_that_does_not_fit_is_one_clear_line_before_the_search(tmp_path):
+    trainer = CapturedTrainer(TASK, machine=FakeMachine())
+    with pytest.raises(EsperError, match=r"your model cannot be trained with batches of 16: out"):
+        batch_seconds(trainer, [make_job(Huge, 0, tmp_path)], needed=True)
+    assert math.isnan(batch_seconds(trainer, [make_job(Huge, 0, tmp_path)])[0])
 
 
 def most_at_a_time(trainer, jobs):

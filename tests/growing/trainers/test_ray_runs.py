@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -18,15 +19,16 @@ from esper.growing.trainers.job import Job
 from esper.growing.trainers.workers import WorkerTrainer
 from esper.jobs.settings import JobSettings
 from esper.leyline.errors import EsperError
-from run_support import make_job, make_task, same, trained
+from run_support import make_job, make_task, mlp, same, trained
 
 ray = pytest.importorskip("ray", reason="needs pip install '.[ray]'")
 LONG = 1500
+MODEL = partial(mlp, 4, 0)
 
 
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[WorkerTrainer]:
-    made = trainer_for(make_task(), 60.0, Ranks(), JobSettings(on="ray", processes=2))
+    made = trainer_for(make_task(), 60.0, Ranks(), MODEL, JobSettings(on="ray", processes=2))
     yield made
     made.close()
     assert not ray.is_initialized()
@@ -80,4 +82,4 @@ def test_stopped_runs_come_back_with_their_state_and_are_continued(trainer, tmp_
 def test_a_loss_of_the_users_is_refused_in_one_line():
     task = make_task(loss=lambda outputs, targets: outputs.square().mean())
     with pytest.raises(EsperError, match="on='ray': a loss of your own is computed in one process"):
-        trainer_for(task, 60.0, Ranks(), JobSettings(on="ray"))
+        trainer_for(task, 60.0, Ranks(), MODEL, JobSettings(on="ray"))

@@ -85,6 +85,15 @@ def test_large_terminal_shows_every_panel_at_once():
     assert "KL divergence 0.1, above 0.05" in text
 
 
+def test_one_round_is_the_best_unless_rounds_do_not_compare():
+    """Also of a run that was killed before its first checkpoint, which has the best score."""
+    shot = training_shot()
+    killed = replace(shot.summary, best_score=None)
+    assert "best 0.635 in round 8" in shown(replace(shot, summary=killed), LARGE)
+    varied = replace(killed, ranked=False)
+    assert "in round" not in shown(replace(shot, summary=varied), LARGE)
+
+
 def test_the_least_terminal_with_all_panels_shows_whole_numbers_and_names():
     shot = training_shot()
     held = replace(shot.members[0].slots[0], stage="FOSSILIZED", blueprint="conv_heavy")

@@ -14,6 +14,8 @@ import pytest
 
 from esper.karn import views
 from esper.karn.views import RunKind, RunState, to_plain
+from esper.leyline.codec import to_json
+from esper.leyline.context import PLANNED, VARIED
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import student_estimate
 from esper.storage.folder_lock import FolderLock
@@ -47,6 +49,24 @@ def test_summary_of_a_finished_run(ppo):
     assert found.score == pytest.approx(last.mean_score)
     assert found.best_score == pytest.approx(last.best_score)
     assert 0 <= found.seconds < 600
+
+
+def test_only_settings_and_checkpoints_say_that_rounds_vary_and_none_is_the_best(copy):
+    """So a run that was killed before its first checkpoint is taken for what it is."""
+    spoilt = copy / "checkpoints" / "round-000003" / "checkpoint.json"
+    whole = spoilt.read_bytes()
+    rewrite(spoilt, lambda it: it["content"]["summary"].update(varied=True))
+    assert not views.run_summary(copy).ranked, "by the task's own context"
+    spoilt.write_bytes(whole)
+    assert views.run_summary(copy).ranked
+    rewrite(copy / "config.json", lambda it: it["task"].update(contexts=to_json(VARIED)))
+    found = views.run_summary(copy)
+    assert (found.ranked, found.best_score, found.best_round) == (False, None, None)
+    shutil.rmtree(copy / "checkpoints")
+    assert not views.run_summary(copy).ranked
+    rewrite(copy / "config.json", lambda it: it["task"].update(contexts=to_json(PLANNED)))
+    found = views.run_summary(copy)
+    assert (found.ranked, found.best_score) == (True, None)
 
 
 def test_rounds_are_the_mean_and_interval_over_members(ppo):

@@ -208,8 +208,10 @@ def test_an_update_that_was_stopped_before_its_first_step_has_no_gradient():
     assert Kind.NON_FINITE in kinds(update(grad_norm=INF, early_stopped=True))
 
 
-def test_a_round_that_is_not_finite_is_named_unless_nan_says_that_nothing_learns():
-    idle = {"learning_rate": NAN, "entropy_coef": NAN, "member_steps_per_second": NAN}
+def test_a_round_that_is_not_finite_is_named_unless_nan_means_not_applicable():
+    idle = dict.fromkeys(
+        ("learning_rate", "entropy_coef", "member_steps_per_second", "best_score"), NAN
+    )
     assert kinds(detect_anomalies(CONFIG, rounds=[build(BatchSummary, idle)])) == []
     ill = build(BatchSummary, {"mean_score": NAN})
     assert only(detect_anomalies(CONFIG, rounds=[ill])).detail == "round: mean_score is nan"

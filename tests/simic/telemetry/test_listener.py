@@ -378,6 +378,17 @@ def test_a_resumed_run_continues_its_tally():
     assert payload(events, Kind.RUN_FINISHED).best_score == 99.0
 
 
+def test_where_rounds_do_not_compare_none_is_the_best_and_that_is_no_anomaly():
+    """Also not the best of a run that was begun when one was."""
+    script, config = Script(rounds=2), TelemetryConfig(NORMAL)
+    events = recorded(script, config, tally=RunTally(3, 30, 99.0), ranked=False)
+    ends = [event.payload for event in of(events, Kind.ROUND_COMPLETED)]
+    assert [said.episodes_done for said in ends] == [34, 38]
+    assert all(math.isnan(said.best_score) for said in ends)
+    assert math.isnan(payload(events, Kind.RUN_FINISHED).best_score)
+    assert of(events, Kind.ANOMALY_DETECTED) == of(events, Kind.STEP_COMPLETED) == []
+
+
 def test_dropped_events_are_said_at_the_end():
     sink = MemorySink()
     config = TelemetryConfig(DEBUG, queue_size=1)

@@ -433,7 +433,6 @@ def test_where_rounds_draw_budget_or_data_the_latest_is_the_best(tmp_path):
     scores = [0.1, 0.9, 0.2, 0.3, 0.25]
     history = scored(*scores)
     assert best_round(history, varied=True) is None
-    assert math.isnan(run_tally(history, varied=True).best_score)
     config = small_run(len(scores))
     same = tiny_task(episode_length=EPISODE)
     drawn = replace(same, context=ContextSpec(label_noise=Range(0.0, 0.4)))
@@ -448,6 +447,20 @@ def test_where_rounds_draw_budget_or_data_the_latest_is_the_best(tmp_path):
         found = hook.store.best().path
         assert found.name == f"round-{best:06d}"
         assert read_checkpoint(found).summary.best_round == (best if name == "same" else 0)
+
+
+def test_so_it_is_in_runs_from_before_checkpoints_said_that_rounds_varied(copied):
+    same = tiny_task(episode_length=EPISODE)
+    drawn = replace(same, context=ContextSpec(label_noise=Range(0.0, 0.4)))
+    for spec, wanted in ((same, 1), (drawn, 3)):
+        shutil.rmtree(copied / "checkpoints")
+        store, config = CheckpointStore(copied / "checkpoints"), small_run(1)
+        trainer = make_trainer(config, spec=spec)
+        trainer.run()
+        taken = capture(trainer, config)
+        for number, score in enumerate((0.9, 0.2, 0.3), start=1):
+            store.write(Summary(number, 3, score, 1, 0.9), taken.write_files)
+        assert find_checkpoint(copied).summary.round == wanted
 
 
 # ---- when ---------------------------------------------------------------------------------------

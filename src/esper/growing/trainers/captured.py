@@ -1,8 +1,9 @@
 """Trains many runs at a time on a GPU: each batch of a run is a CUDA graph, replayed on its lane.
 
-The first batch of a run is computed eagerly, which warms up kernels and counts like any other; then
-the batch is captured, and replayed to its end. Runs share nothing but data, so each is the same
-whatever trains beside it. Networks that cannot be captured (`kinds`) train eagerly in between.
+The first batch of a run is computed eagerly, which warms up kernels, shows how much memory it takes
+and counts like any other; then the batch is captured, and replayed to its end. Runs share nothing
+but data, so each is the same whatever trains beside it. Networks that cannot be captured (`kinds`)
+train eagerly in between.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 
@@ -25,12 +26,11 @@ from esper.growing.trainers.data import Samples, StreamReader
 from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
 from esper.growing.trainers.eager import CHECKPOINT_SECONDS, TICK_SECONDS
 from esper.growing.trainers.feeds import Feed
-from esper.growing.trainers.job import Job, Outcome, Tick
-from esper.growing.trainers.kinds import Kinds
+from esper.growing.trainers.job import OUT_OF_MEMORY, Job, Outcome, Tick, failed_outcome
+from esper.growing.trainers.kinds import Kinds, first_line
 from esper.growing.trainers.lanes import CudaMachine, Machine, Mark, Queue
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.task import Task
-from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import is_out_of_memory
 
 LANES: Final = 8
@@ -50,7 +50,6 @@ QUEUED_SECONDS: Final = 0.04
 """Work that a lane may have before it: a stop takes effect after that."""
 STARTING_SECONDS: Final = 0.1
 """The same while a run starts or is judged, which takes about as long."""
-Judged = TypeVar("Judged", Outcome, list[Outcome])
 STREAM_BURST: Final = 4
 """Batches that runs on a stream of data may be apart; the stream keeps more."""
 
@@ -70,8 +69,11 @@ class CapturedRun:
         self._notes: deque[tuple[int, torch.Tensor, Mark]] = deque()
         self._tail: Mark | None = None
 
-    def start(self) -> None:
-        """Train on one batch eagerly, and capture the next; call it beside the lanes."""
+    def start(self, alone: bool) -> None:
+        """Train on one batch eagerly, and capture the next; call it beside the lanes.
+
+        `alone`: without other runs, whose end would leave more memory for the capture.
+        """
         program = self.program
         if program.done:
             return
@@ -79,13 +81,28 @@ class CapturedRun:
         prepared = self._machine.mark()
         with self._machine.on(self.lane), self._kernels():
             self._machine.follow(prepared)
-            if self._feed is not None:
+            if self._feed is None:
+                self._count(self._run_eager())
+            else:
                 self._feed.ready(program.trained)
                 program.step_static(self._feed)
                 self._count(1)
-            if self._feed is not None and not program.done:
-                self._recording = program.record(self._feed, self._machine.capture)
+                if not program.done:
+                    self._capture(self._feed, alone)
             self._tail = self._machine.mark()
+
+    def _capture(self, feed: Feed, alone: bool) -> None:
+        """Capture the next batch; where that fails, go on without."""
+        program = self.program
+        try:
+            self._recording = program.record(feed, self._machine.capture)
+        except Exception as error:
+            if is_out_of_memory(error) and not alone:
+                raise
+            self._feed = None
+            program.kind = replace(
+                program.kind, captured=False, note=f"a capture failed: {first_line(error)}"
+            )
 
     def _kernels(self) -> contextlib.AbstractContextManager[None]:
         return tolerate_others(not self.program.kind.bitwise)
@@ -214,6 +231,8 @@ class CapturedTrainer:
         self._turns: list[int] = [0] * every
         self._held: deque[Job] = deque()
         """Jobs that were taken and found no room."""
+        self._failed: list[Outcome] = []
+        """Of runs that find none by themselves."""
         self._room, self._more = self._most, True
         self._largest = 0
         self._released = 0
@@ -236,8 +255,8 @@ class CapturedTrainer:
                 run.stopped = True  # what is queued later would be computed in freed memory
             while self._runs:
                 with self._settings():
-                    outcome = self._cut(self._runs[0])
-                yield outcome
+                    cut = self._cut(self._runs[0])
+                yield from cut
         finally:
             self._abandon()
 
@@ -259,7 +278,6 @@ class CapturedTrainer:
             if job is None:
                 return
             if not self._start(job):
-                self._held.appendleft(job)
                 return
             self._feed_ahead()
 
@@ -283,24 +301,33 @@ class CapturedTrainer:
         self._released = 0
 
     def _start(self, job: Job) -> bool:
-        """Start a run; False: there is no room for it now."""
+        """Start a run; False: there is no room for it, or not now."""
         try:
-            with self._machine.on(None):
-                program = self._program(job)
-                before = self._machine.free()
-                run = CapturedRun(program, self._next_lane(job.urgent), self._machine)
-                if self._is_apart(run):
-                    return False
-                run.start()
+            run = self._started(job)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            self._no_room(job, error)
+            error.__traceback__ = None  # its frames hold what was allocated
+            self._no_room(job)
             return False
-        run.bytes = max(0, before - self._machine.free())
+        if run is None:
+            self._held.appendleft(job)
+            return False
         self._largest = max(self._largest, run.bytes, 1)
         self._runs.append(run)
         return True
+
+    def _started(self, job: Job) -> CapturedRun | None:
+        """A run that has begun; None: it has to wait for those on the stream that all share."""
+        with self._machine.on(None):
+            program = self._program(job)
+            before = self._machine.free()
+            run = CapturedRun(program, self._next_lane(job.urgent), self._machine)
+            if self._is_apart(run):
+                return None
+            run.start(alone=not self._runs)
+        run.bytes = max(0, before - self._machine.free())
+        return run
 
     def _program(self, job: Job) -> Program:
         trials = self._kinds.trials
@@ -316,15 +343,14 @@ class CapturedTrainer:
         places = [other.program.trained for other in self._runs]
         return not max(places) - STREAM_BURST <= run.program.trained <= min(places)
 
-    def _no_room(self, job: Job, error: Exception) -> None:
-        """Continue with as many runs as there are; without any, say what to lower."""
-        if not self._runs:
-            raise EsperError(
-                f"out of memory on {self.task.device} with one network and batch size "
-                f"{job.recipe.batch_size}: lower the batch size, or give a smaller model"
-            ) from error
-        self._room = len(self._runs)
-        error.__traceback__ = None  # its frames hold what was allocated
+    def _no_room(self, job: Job) -> None:
+        """Continue with as many runs as there are; without any, the job cannot be trained."""
+        if self._runs:
+            self._room = len(self._runs)
+            self._held.appendleft(job)
+        else:
+            self._room = self._most
+            self._failed.append(failed_outcome(job, self.task.device, OUT_OF_MEMORY))
         gc.collect()
         self._trim()
 
@@ -345,7 +371,7 @@ class CapturedTrainer:
             fed = [self._feed_lane(lane, runs) for lane, runs in enumerate(lanes) if runs]
             self._look()
             over = any((run.program.done or run.to_judge) and run.idle for run in self._runs)
-            if over or time.monotonic() >= end:
+            if over or self._failed or time.monotonic() >= end:
                 return
             if not any(fed):
                 time.sleep(IDLE_SECONDS)
@@ -381,11 +407,32 @@ class CapturedTrainer:
                 return False
         run = ready[self._turns[lane] % len(ready)]
         self._turns[lane] += 1
+        burst = STREAM_BURST if self._shares_stream else queue.burst
         with self._machine.on(lane):
-            burst = STREAM_BURST if self._shares_stream else queue.burst
-            batches = run.advance(burst)
-            queue.add(self._machine.mark(), batches)
-        return True
+            batches = self._advance(run, burst)
+            if batches:
+                queue.add(self._machine.mark(), batches)
+        return batches > 0
+
+    def _advance(self, run: CapturedRun, burst: int) -> int:
+        """Queue some batches of a run; 0: there is no memory for them, and it has been let go."""
+        try:
+            return run.advance(burst)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            error.__traceback__ = None  # its frames hold what was allocated
+        self._let_go(run)
+        return 0
+
+    def _let_go(self, run: CapturedRun) -> None:
+        """A run for which memory is short starts again from its checkpoint, when others ended."""
+        run.stopped = True
+        self._machine.mark().synchronize()  # SYNC: what was queued before it failed
+        run.wait()
+        self._drop(run)
+        self._no_room(run.program.job)
+        self._released += max(1, run.bytes)  # some of it is held until all lanes were fed
 
     def _hindmost(self, ready: list[CapturedRun]) -> list[CapturedRun]:
         """Runs that may read on without leaving others behind in the stream."""
@@ -410,35 +457,40 @@ class CapturedTrainer:
     # ---- ends -----------------------------------------------------------------------------
 
     def _ended(self) -> list[Outcome]:
+        failed, self._failed = self._failed, []
         ended = [run for run in self._runs if run.program.done and run.idle]
         waiting = [run for run in self._runs if run.to_judge and run.idle]
-        return [one for run in waiting for one in self._judged(run)] + [
-            self._finish(run) for run in ended
-        ]
+        judged = [one for run in waiting for one in self._judged(run)]
+        return failed + judged + [one for run in ended for one in self._finish(run)]
 
     def _judged(self, run: CapturedRun) -> list[Outcome]:
         self._feed_ahead()
-        with self._machine.on(None):
-            return self._again_if_short(run.judge_on_the_way)
+        return self._unless_short(run, run.judge_on_the_way)
 
-    def _finish(self, run: CapturedRun) -> Outcome:
+    def _finish(self, run: CapturedRun) -> list[Outcome]:
         self._feed_ahead()
+        found = self._unless_short(run, lambda: [run.outcome()])
+        if found:
+            self._drop(run)
+        return found
+
+    def _unless_short(self, run: CapturedRun, judge: Callable[[], list[Outcome]]) -> list[Outcome]:
+        """Judging needs memory too: what is kept unused is given back if it is short, and the run
+        goes on from a checkpoint later if it is short even so.
+        """
         with self._machine.on(None):
-            outcome = self._again_if_short(run.outcome)
-        self._drop(run)
-        return outcome
+            for _ in range(2):
+                try:
+                    return judge()
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                self._trim()
+            run.save()
+        self._let_go(run)
+        return []
 
-    def _again_if_short(self, call: Callable[[], Judged]) -> Judged:
-        """Judging needs memory too: what is kept unused is given back if it is short."""
-        try:
-            return call()
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-        self._trim()
-        return call()
-
-    def _cut(self, run: CapturedRun) -> Outcome:
+    def _cut(self, run: CapturedRun) -> list[Outcome]:
         """A run is stopped: saved and judged as it is."""
         run.wait()
         if not run.program.done:
@@ -462,6 +514,7 @@ class CapturedTrainer:
             run.release()
         self._runs.clear()
         self._held.clear()
+        self._failed.clear()
 
     def close(self) -> None:
         """Free its memory."""

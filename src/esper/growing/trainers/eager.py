@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
 from esper.growing.runs import How
 from esper.growing.trainers.determinism import deterministic_kernels, tolerate_others
-from esper.growing.trainers.job import Job, Outcome, Tick
+from esper.growing.trainers.job import OUT_OF_MEMORY, Job, Outcome, Tick, failed_outcome
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.program import Program
 from esper.growing.trainers.task import Task
+from esper.leyline.user_errors import is_out_of_memory
 
 TICK_SECONDS: Final = 0.1
 """How often `tick` is called."""
@@ -33,6 +34,15 @@ class EagerRun:
 
     def advance(self, seconds: float) -> list[Outcome]:
         """Train for a moment, a batch at least; its outcome, if it ended, or is judged by now."""
+        try:
+            return self._advance(seconds)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self.over = True
+        return [failed_outcome(self.program.job, self.program.device, OUT_OF_MEMORY)]
+
+    def _advance(self, seconds: float) -> list[Outcome]:
         program, began = self.program, time.monotonic()
         until, now = began + seconds, began
         with tolerate_others(not program.kind.bitwise):
@@ -76,20 +86,38 @@ class EagerTrainer:
     def train(self, jobs: Iterator[Job], tick: Tick) -> Iterator[Outcome]:
         """Train jobs and yield them as they end."""
         for job in jobs:
-            with self._settings():
-                run = EagerRun(self._program(job))
-            while not run.over:
-                with self._settings():
-                    found = run.advance(TICK_SECONDS)
-                yield from found
-                if not run.over and tick([run.program.running]):
-                    with self._settings():
-                        cut = run.cut()
-                    yield cut
-                    return
+            stopped = yield from self._train(job, tick)
+            if stopped:
+                return
 
-    def _program(self, job: Job) -> Program:
-        return Program(job, self.task) if self._kinds is None else self._kinds.program(job)
+    def _train(self, job: Job, tick: Tick) -> Generator[Outcome, None, bool]:
+        """Train a job; whether it was stopped."""
+        with self._settings():
+            run = self._begin(job)
+        if run is None:
+            yield failed_outcome(job, self.task.device, OUT_OF_MEMORY)
+            return False
+        while not run.over:
+            with self._settings():
+                found = run.advance(TICK_SECONDS)
+            yield from found
+            if not run.over and tick([run.program.running]):
+                with self._settings():
+                    cut = run.cut()
+                yield cut
+                return True
+        return False
+
+    def _begin(self, job: Job) -> EagerRun | None:
+        """A run; None: there is no memory for it."""
+        try:
+            return EagerRun(
+                Program(job, self.task) if self._kinds is None else self._kinds.program(job)
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        return None
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:

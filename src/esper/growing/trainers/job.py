@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from esper.growing.runs import How, Recipe
+from esper.leyline.errors import EsperError
+
+OUT_OF_MEMORY: Final = "out of memory"
+"""Why most networks that cannot be trained cannot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +72,22 @@ class Outcome:
     """State dict, on the CPU; of a run that has not ended: averaged, if `Job.every` asks for it."""
     under_way: bool = False
     """It goes on: another outcome follows."""
+    failed: str = ""
+    """Why it cannot be trained; the rest then says nothing."""
+
+
+def failed_outcome(job: Job, device: torch.device, reason: str) -> Outcome:
+    """Of a run that cannot be trained."""
+    how = How(device=str(device), note=reason)
+    return Outcome(job.number, 0, False, math.nan, math.nan, (), 0.0, 0.0, how, {}, failed=reason)
+
+
+def untrainable(batch_size: int, reason: str) -> EsperError:
+    """The user's model cannot be trained: there is nothing to search."""
+    return EsperError(
+        f"your model cannot be trained with batches of {batch_size}: {reason}; lower batch_size, "
+        f"or give a smaller model"
+    )
 
 
 Tick = Callable[[Sequence[Running]], bool]
@@ -86,8 +108,9 @@ class Trainer(Protocol):
         """Train jobs, which are taken as there is room, and yield them as they end, or are judged
         on the way.
 
-        Once `tick` says stop, those under way are saved to their checkpoints, judged as they are
-        and yielded; no further one is taken.
+        A network that cannot be trained, such as one that does not fit into memory, is an outcome
+        that says so. Once `tick` says stop, those under way are saved to their checkpoints, judged
+        as they are and yielded; no further one is taken.
         """
         ...
 

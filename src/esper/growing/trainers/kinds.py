@@ -128,7 +128,7 @@ class Kinds:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return replace(kind, note=f"its random numbers are not known: {_line(error)}")
+            return replace(kind, note=f"its random numbers are not known: {first_line(error)}")
         if not found.uncontrolled:
             return replace(kind, site=found.site, seeded=False)
         kind = replace(kind, site=found.site)
@@ -163,7 +163,7 @@ class Kinds:
         except Exception as error:  # users' optimizers and training steps raise anything
             if is_out_of_memory(error):
                 raise
-            return f"a batch waits for the device: {_line(error)}"
+            return f"a batch waits for the device: {first_line(error)}"
         if isinstance(eager, str):
             return eager
         try:
@@ -171,7 +171,7 @@ class Kinds:
         except Exception as error:
             if is_out_of_memory(error):
                 raise
-            return f"a capture failed: {_line(error)}"
+            return f"a capture failed: {first_line(error)}"
         return _difference(eager, replayed, kind.bitwise) or _attributes(eager, replayed)
 
     def _train_eagerly(self, job: Job, kind: Kind) -> Program | str:
@@ -235,7 +235,8 @@ def _wait(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()  # SYNC: once for a kind of network
 
 
-def _line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an error says, in short."""
     text = str(error).strip()
     return " ".join(text.splitlines()[0].split()) if text else type(error).__name__
 

@@ -78,12 +78,13 @@ class OptimizerState:
         for name, text in kept.values.items():
             number, kind, place, key = name.split("/", 3)
             one, packed = self._optimizers[int(number)], json.loads(text)
+            state: dict[Any, Any] = one.state
             param = self._params[int(place) if kind == "state" else 0]
             value = _unpacked(packed, kept.tensors, param)
             if kind == "state":
-                one.state.setdefault(param, {})[key] = value
+                state.setdefault(param, {})[key] = value
             elif kind == "shared":
-                one.state[key] = value
+                state[key] = value
             elif kind == "groups":
                 one.param_groups[int(place)][key] = value
             else:
@@ -93,7 +94,8 @@ class OptimizerState:
         """Name and value of all state."""
         places = {id(param): place for place, param in enumerate(self._params)}
         for number, one in enumerate(self._optimizers):
-            for key, entry in one.state.items():
+            state: dict[Any, Any] = one.state
+            for key, entry in state.items():
                 place = places.get(id(key))
                 if place is not None and isinstance(entry, dict):
                     for name, value in entry.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from esper.growing.trainers.job import Job, Outcome, Running, Trainer
+from esper.growing.trainers.job import Job, Outcome, Running, Trainer, untrainable
 
 BATCHES: Final = 5
 """Of a probe that several ranks make together: none may stop before the others."""
@@ -25,10 +25,12 @@ def batch_seconds(
     together: bool = False,
     seconds: float = SECONDS,
     now: Callable[[], float] = time.monotonic,
+    needed: bool = False,
 ) -> list[float]:
     """Seconds of a batch of each network, after the first ones, while all of them train.
 
-    NaN: it was not trained, as there is no room for all at a time.
+    NaN: it was not trained, as there is no room for all at a time, or none for it; `needed`: that
+    is an error.
     together: other ranks train them, too.
     seconds: how long to look, at least.
     """
@@ -53,6 +55,9 @@ def batch_seconds(
         return not together and (min(looked) > seconds or max(looked) > MAX_SECONDS)
 
     found = {one.number: one for one in trainer.train(iter(probes), look)}
+    for one in found.values():
+        if needed and one.failed:
+            raise untrainable(probes[one.number].recipe.batch_size, one.failed)
     return [_each(found.get(job.number), job, times[job.number]) for job in probes]
 
 

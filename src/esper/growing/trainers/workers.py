@@ -25,7 +25,14 @@ from esper.device.threads import cpu_threads
 from esper.growing.trainers.data import Samples
 from esper.growing.trainers.determinism import deterministic_kernels
 from esper.growing.trainers.eager import TICK_SECONDS, EagerRun
-from esper.growing.trainers.job import Job, Outcome, Running, Tick
+from esper.growing.trainers.job import (
+    OUT_OF_MEMORY,
+    Job,
+    Outcome,
+    Running,
+    Tick,
+    failed_outcome,
+)
 from esper.growing.trainers.kind import PLAIN
 from esper.growing.trainers.kinds import Kinds
 from esper.growing.trainers.messages import (
@@ -54,6 +61,7 @@ from esper.growing.trainers.shipping import (
 from esper.growing.trainers.task import Task
 from esper.jobs.messages import Died, Failed
 from esper.leyline.errors import EsperError
+from esper.leyline.user_errors import is_out_of_memory
 from esper.storage.atomic import write_atomic
 
 SLICE_SECONDS: Final = 0.02
@@ -150,6 +158,8 @@ class WorkerTrainer:
         """Deaths of workers, by the number of the run."""
         self._stillborn: Counter[int] = Counter()
         """Deaths before a first run, by the number of the worker."""
+        self._failed: list[Outcome] = []
+        """Of runs of this process for which there is no memory."""
         self._stopped = self._listened = -math.inf
         """When all were asked to stop, and when what they say was last taken in."""
 
@@ -163,6 +173,10 @@ class WorkerTrainer:
                     self._start_workers()
                 if run is None and not stopped:
                     run = self._begin(waiting)
+                    if self._failed:
+                        yield from self._failed
+                        self._failed.clear()
+                        continue
                 self._answer(
                     waiting, stopped or (run is not None and bool(run.program.job.threads))
                 )
@@ -205,9 +219,15 @@ class WorkerTrainer:
         with self._computing(threads):
             return self._own_run(job, network, threads)
 
-    def _own_run(self, job: Job, network: nn.Module, threads: int) -> _OwnRun:
-        kind = PLAIN if self._kinds is None else self._kinds.of(network, job)
-        return _OwnRun(Program(job, self.task, kind, network), threads)
+    def _own_run(self, job: Job, network: nn.Module, threads: int) -> _OwnRun | None:
+        try:
+            kind = PLAIN if self._kinds is None else self._kinds.of(network, job)
+            return _OwnRun(Program(job, self.task, kind, network), threads)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        self._failed.append(failed_outcome(job, self.task.device, OUT_OF_MEMORY))
+        return None
 
     def _advance(self, run: _OwnRun | None) -> list[Outcome]:
         """Train for a moment; the outcome, if the run is over."""
@@ -330,7 +350,7 @@ class WorkerTrainer:
                 if not (outcome.under_way and math.isnan(outcome.score)):
                     ended.append(outcome)
             elif isinstance(message, Died):
-                self._died(number, worker, message.reason, waiting)
+                ended += self._died(number, worker, message.reason, waiting)
             else:
                 self._note(worker, message)
         return ended
@@ -353,7 +373,8 @@ class WorkerTrainer:
         if not outcome.under_way:
             del worker.held[outcome.number]
             worker.running = tuple(one for one in worker.running if one.number != outcome.number)
-        return self._judged(job, outcome) if self._own_metric and job.judged else outcome
+        judges = self._own_metric and job.judged and not outcome.failed
+        return self._judged(job, outcome) if judges else outcome
 
     def _judged(self, job: Job, outcome: Outcome) -> Outcome:
         """Judge a run by a metric that only this process has."""
@@ -372,17 +393,18 @@ class WorkerTrainer:
 
     # ---- deaths ---------------------------------------------------------------------------
 
-    def _died(self, number: int, worker: _Worker, reason: str, waiting: _Queue) -> None:
-        """Start the runs of a dead worker again, unless it was their last try."""
+    def _died(self, number: int, worker: _Worker, reason: str, waiting: _Queue) -> list[Outcome]:
+        """Start the runs of a dead worker again; returns those whose last try it was."""
         del self._workers[number]
+        given_up = []
         for run, job in worker.held.items():
             self._tries[run] += 1
-            if self._tries[run] >= TRIES:
-                raise EsperError(
-                    f"run {run}: {reason}, at {TRIES} of {TRIES} tries; what is finished is kept: "
-                    f"use fewer workers, or a smaller batch size"
-                )
-            waiting.again.append(job)
+            if self._tries[run] < TRIES:
+                waiting.again.append(job)
+                continue
+            del self._tries[run]
+            why = f"its worker died {TRIES} times: {reason}"
+            given_up.append(failed_outcome(job, self.task.device, why))
         if not worker.held:
             self._stillborn[number] += 1
         if (
@@ -390,9 +412,11 @@ class WorkerTrainer:
             and min(self._stillborn[n] for n in range(len(self._devices))) >= TRIES
         ):
             self.note = f"no worker starts ({reason})"
+        return given_up
 
     def _abandon(self) -> None:
         """End workers whose runs nobody waits for."""
+        self._failed.clear()
         for number, worker in list(self._workers.items()):
             if worker.held:
                 self._transport.end(number)

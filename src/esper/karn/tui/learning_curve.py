@@ -33,8 +33,8 @@ class LearningCurve(Panel):
         points = [one for one in shot.rounds if math.isfinite(one.score.value)]
         if not points:
             return not_yet(shot, "no round is complete yet")
-        ranked = shot.summary.best_score is not None
-        return Group(_in_words(points, width, ranked), _chart(points, width, max(5, height - 2)))
+        words = _in_words(points, width, shot.summary.ranked)
+        return Group(words, _chart(points, width, max(5, height - 2)))
 
 
 def _in_words(points: Sequence[RoundPoint], width: int, ranked: bool) -> Text:

@@ -24,8 +24,7 @@ from esper.karn.views.documents import (
 from esper.karn.views.kinds import RunKind, kind_of
 from esper.karn.views.sessions import seconds_of
 from esper.karn.views.setup import read_setup
-from esper.leyline.codec import read_record
-from esper.leyline.context import ContextSpec
+from esper.leyline.context import saved_rounds_vary
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, group_means, student_estimate
 from esper.storage import run_files as f
@@ -98,9 +97,8 @@ def _compared(run: Path) -> list[Contender]:
 def hosts_share_draws(run: Path) -> bool:
     """Whether hosts of a run seed share a budget and data that were drawn for them."""
     try:
-        context = entries(read_entries(run / f.SETTINGS), "context")
-        return read_record(ContextSpec, dict(context), str(run)).varies_rounds
-    except EsperError:  # no or other settings: taken as fixed
+        return saved_rounds_vary(read_entries(run / f.SETTINGS).get("context"))
+    except EsperError:  # no settings
         return False
 
 

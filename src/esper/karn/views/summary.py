@@ -27,6 +27,7 @@ from esper.karn.views.live import read_live, under_way
 from esper.karn.views.rounds import numbered
 from esper.karn.views.search_table import read_search
 from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
+from esper.leyline.context import saved_rounds_vary
 from esper.leyline.errors import EsperError
 from esper.leyline.text import visible
 from esper.plotting.durations import duration
@@ -88,6 +89,9 @@ class RunSummary:
     """`rounds`, `training runs` or `minutes` (grow), `policies`, `contexts`."""
     score: float | None = None
     """Newest mean training score (train), test score of the pick (grow)."""
+    ranked: bool = True
+    """Whether scores of rounds compare, so that one is the best: not where each draws budget or
+    data of its own (train)."""
     best_score: float | None = None
     """Best mean training score of a round (train)."""
     best_round: int | None = None
@@ -233,6 +237,7 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
         done=done,
         total=whole(config, "rounds") or whole(summary, "rounds"),
         unit="rounds",
+        ranked=_ranked(config, summary),
         score=_known(real(summary, "score")),
         best_score=_known(real(summary, "best_score")),
         best_round=whole(summary, "best_round") or None,
@@ -240,9 +245,17 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
     )
     if running:
         run = _with_newest_round(run)
+    if not run.ranked:  # older runs have a best round all the same
+        run = replace(run, best_score=None, best_round=None)
     score = math.nan if run.score is None else run.score
     run = replace(run, result=training_headline(path, score, int(run.done)))
     return _with_training_times(run, last) if last else run
+
+
+def _ranked(config: Entries, summary: Entries) -> bool:
+    """See `RunSummary.ranked`. Settings lack the context of a task that has one of its own."""
+    varied = saved_rounds_vary(entries(config, "task").get("contexts"))
+    return not varied and summary.get("varied") is not True
 
 
 def _training_command(path: Path, policy: str, state: RunState) -> str:

@@ -56,10 +56,12 @@ WORST_FIRST: Final = (
 
 _MAY_BE_NAN: Final[Mapping[type, frozenset[str]]] = {
     PPOUpdateMetrics: frozenset({"head_entropy", "explained_variance"}),
-    BatchSummary: frozenset({"learning_rate", "entropy_coef", "member_steps_per_second"}),
+    BatchSummary: frozenset(
+        {"learning_rate", "entropy_coef", "member_steps_per_second", "best_score"}
+    ),
 }
 """Metrics for which NaN means not applicable: head never used, constant returns, nothing learns, no
-time measured."""
+time measured, rounds that do not compare."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,8 @@ class TelemetryListener:
         anomalies: AnomalyConfig | None = None,
         ranked: bool = True,
     ) -> None:
-        """`ranked`: scores of rounds compare, so that one is the best."""
+        """`ranked`: scores of rounds compare, so that one is the best; if not, that of `tally`,
+        from an older session, is forgotten."""
         self.hub, self._ranked = hub, ranked
         self.config = config
         self.device = device
@@ -110,6 +111,8 @@ class TelemetryListener:
         self.batch_size = batch_size
         self.optim = optim
         self.tally = tally or RunTally()
+        if not ranked:
+            self.tally = replace(self.tally, best_score=math.nan)
         self._learning_rate = self._entropy_coef = math.nan
         """Reported in ROUND_COMPLETED; NaN if nothing learns."""
         self._slots = emitters.SlotTelemetry()

@@ -19,6 +19,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.context import saved_rounds_vary
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointReason, CheckpointSaved, Payload
 from esper.leyline.telemetry import TelemetryEvent
@@ -31,6 +32,7 @@ from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.checkpoint_store import (
     MANIFEST,
     STATE,
+    CheckpointSearch,
     CheckpointStore,
     Summary,
     verify,
@@ -74,11 +76,11 @@ def best_round(history: Sequence[RoundRecord], varied: bool = False) -> RoundRec
     return max(scored, key=lambda record: record.mean_score, default=None)
 
 
-def run_tally(history: Sequence[RoundRecord], varied: bool = False) -> RunTally:
-    """Progress counters for the telemetry listener of a resumed run; `varied`: as above."""
+def run_tally(history: Sequence[RoundRecord]) -> RunTally:
+    """Progress counters for the telemetry listener of a resumed run."""
     if not history:
         return RunTally()
-    best, last = best_round(history, varied), history[-1]
+    best, last = best_round(history), history[-1]
     score = math.nan if best is None else best.mean_score
     return RunTally(last.round_index + 1, last.episodes_done, score)
 
@@ -208,13 +210,21 @@ def find_checkpoint(path: Path) -> Checkpoint:
     if (path / MANIFEST).exists():
         return read_checkpoint(path)
     require_run(path)
-    found = CheckpointStore(checkpoints_dir(path)).best()
+    found = _find_best(CheckpointStore(checkpoints_dir(path)))
     if found.path is None:
         why = f" ({found.skipped[0]})" if found.skipped else ""
         raise EsperError(f"{path} has no valid checkpoint{why}: give another run")
     for line in found.skipped:
         logger.warning("%s; using %s instead", line, found.path)
     return read_checkpoint(found.path)
+
+
+def _find_best(store: CheckpointStore) -> CheckpointSearch:
+    """As `best`; in older runs only the task of a checkpoint says that rounds varied."""
+    found = store.best()
+    task = None if found.path is None else read_checkpoint(found.path).task
+    varied = isinstance(task, dict) and saved_rounds_vary(task.get("context"))
+    return store.newest_valid() if varied else found
 
 
 # ---- while it runs ------------------------------------------------------------------------------

@@ -142,9 +142,7 @@ class FolderSession(RunSession):
     def tally(self) -> RunTally:
         """Progress of the run before this session."""
         checkpoint = None if self._start is None else self._start.checkpoint
-        if checkpoint is None:
-            return run_tally([])
-        return run_tally(checkpoint.load_history(), checkpoint.summary.varied)
+        return run_tally([] if checkpoint is None else checkpoint.load_history())
 
     def begin(self, trainer: VectorizedPPOTrainer) -> Resumed | None:
         """Restore the trainer if resuming, and record the session in the folder."""
