@@ -25,6 +25,7 @@ from torch import nn
 from esper.growing.progress import ProgressPrinter
 from esper.growing.recipes import WEIGHT_DECAY as DECAY_OF_GROW
 from esper.growing.run import GrowRun
+from esper.growing.trainers.in_process import process_trainer
 from esper.sklearn import GrowingClassifier, GrowingRegressor
 from grow_support import every_batch
 from support import refused
@@ -137,11 +138,20 @@ def test_a_large_weight_counts_more():
     assert weighted.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.05
 
 
-def test_refit_trains_on_the_samples_that_were_held_out():
+def test_refit_trains_on_the_samples_that_were_held_out(monkeypatch):
+    sizes = list[int]()
+
+    def noting(task):
+        sizes.append(len(task.train))
+        return process_trainer(task)  # on a GPU, the one that captures
+
+    monkeypatch.setattr("esper.growing.refit.process_trainer", noting)
     held = quick(refit=False).fit(X, Y)
+    assert not sizes
     inputs = torch.tensor(X)
     assert torch.equal(held.model_(inputs), held.result_.model(inputs))
     again = quick().fit(X, Y)
+    assert sizes == [len(X)]
     assert not torch.equal(again.model_(inputs), held.model_(inputs))
     assert torch.equal(again.result_.model(inputs), held.model_(inputs))
 
