@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from esper.leyline.codec import to_json
-from esper.leyline.payloads import RunStatus
+from esper.leyline.context import VARIED
+from esper.leyline.payloads import AnomalyKind, RunStatus
 from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType, TelemetryLevel
 from esper.nissa import MemorySink, TelemetryHub, get_hub
 from esper.nissa.hub import use_hub
@@ -93,6 +95,16 @@ def test_events_carry_what_was_measured():
     assert contexts.spent_E.tolist() == [pytest.approx(2 / 3)] * 2  # seen before the last of 3
     assert (contexts.budget, contexts.price_E.tolist()) == (1.0, [1.0, 1.0])
     assert 0.0 <= by_kind[Kind.ROUND_COMPLETED].mean_train_accuracy <= 1.0
+
+
+def test_rounds_that_draw_their_contexts_have_nothing_that_is_not_finite_and_should_be():
+    """Members stop, or can afford no batch of a step, and no round is the best."""
+    sink = MemorySink()
+    train_ppo_vectorized(small_run(3), sinks=[sink], spec=replace(SPEC, context=VARIED))
+    found = [event.payload for event in sink.events if event.type is Kind.ANOMALY_DETECTED]
+    assert [it.detail for it in found if it.kind is AnomalyKind.NON_FINITE] == []
+    rounds = [event.payload for event in sink.events if event.type is Kind.ROUND_COMPLETED]
+    assert any(math.isnan(it.mean_train_accuracy) for it in rounds), "or this tests nothing"
 
 
 def test_the_train_accuracy_of_a_rollout_is_that_of_its_last_batches():

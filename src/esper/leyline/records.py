@@ -202,7 +202,8 @@ class BatchSummary(Payload):
     member_steps_per_second: float
     seconds: float
     mean_train_accuracy: float
-    """On the train batches of the last step, over members."""
+    """On the train batches of the last step, over members; NaN if one trained on none, because it
+    had stopped or its compute did not suffice."""
     cut_steps: int
     """Steps that members did not take because their rank was a straggler; means, extremes and best
     score leave these members out."""

@@ -209,10 +209,10 @@ def test_an_update_that_was_stopped_before_its_first_step_has_no_gradient():
 
 
 def test_a_round_that_is_not_finite_is_named_unless_nan_means_not_applicable():
-    idle = dict.fromkeys(
-        ("learning_rate", "entropy_coef", "member_steps_per_second", "best_score"), NAN
-    )
-    assert kinds(detect_anomalies(CONFIG, rounds=[build(BatchSummary, idle)])) == []
+    learner = ("learning_rate", "entropy_coef")
+    idle = (*learner, "member_steps_per_second", "best_score", "mean_train_accuracy")
+    summary = build(BatchSummary, dict.fromkeys(idle, NAN))
+    assert kinds(detect_anomalies(CONFIG, rounds=[summary])) == []
     ill = build(BatchSummary, {"mean_score": NAN})
     assert only(detect_anomalies(CONFIG, rounds=[ill])).detail == "round: mean_score is nan"
     assert kinds(detect_anomalies(CONFIG, rounds=[ill, build(BatchSummary)])) == []

@@ -57,11 +57,17 @@ WORST_FIRST: Final = (
 _MAY_BE_NAN: Final[Mapping[type, frozenset[str]]] = {
     PPOUpdateMetrics: frozenset({"head_entropy", "explained_variance"}),
     BatchSummary: frozenset(
-        {"learning_rate", "entropy_coef", "member_steps_per_second", "best_score"}
+        {
+            "learning_rate",
+            "entropy_coef",
+            "member_steps_per_second",
+            "best_score",
+            "mean_train_accuracy",
+        }
     ),
 }
 """Metrics for which NaN means not applicable: head never used, constant returns, nothing learns, no
-time measured, rounds that do not compare."""
+time measured, rounds that do not compare, a member whose budget buys no batch."""
 
 
 @dataclass(frozen=True, slots=True)
