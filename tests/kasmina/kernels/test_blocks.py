@@ -54,7 +54,7 @@ def on_a_cpu(monkeypatch):
     def launch(planned, backward, args, parts, rows):
         emulate(planned, args, backward, parts, rows)
 
-    monkeypatch.setattr(blocks, "launch", launch)
+    monkeypatch.setattr(blocks, "_launch", launch)
 
 
 def computed(given, relu):
