@@ -64,7 +64,7 @@ class _Probe(fx.Interpreter):
         self._cut = 0
 
     def out(self, place: fx.Node | None = None, cut: int = 0) -> Tensor:
-        """The output, with an activation changed from position `cut` on; `place`: None: the input."""
+        """The output, with an activation changed from a position on; `place`: None: the input."""
         values = self._values if place or not cut else [_changed(self._values[0], cut)]
         self._place, self._cut = place, cut
         with torch.no_grad(), forked_rng(0):
