@@ -426,5 +426,8 @@ def test_wrong_seeds_are_refused_in_one_line():
         planted_model(trace, {"r9c9": "norm"}, 1)
     with pytest.raises(EsperError, match=r"unknown blueprint 'nrom'.*norm"):
         planted_model(trace, {"r0c0": "nrom"}, 1)
+    assert "twin" not in trace.blueprints, "it copies a segment of a host"
+    with pytest.raises(EsperError, match=r"slot r0c0: blueprint 'twin' copies a segment"):
+        planted_model(trace, {"r0c0": "twin"}, 1)
     with pytest.raises(EsperError, match=r"unknown slot 'r0c1'"):
         silence(planted_model(trace, {"r0c0": "norm"}, 1), "r0c1")

@@ -34,14 +34,14 @@ def is_causal(
     they have several axes and none has the size of the positions.
     """
     values = inputs.batch(example, BATCHES[1])
-    probe = _Probe(model, graph, places, inputs, values)
+    probe = _Probe(model, graph, inputs, values)
     out = probe.out()
-    sizes = probe.positions
+    sizes: dict[fx.Node | None, int] = {place: probe.env[place].shape[1] for place in places}
     axes = [axis for axis in range(1, out.ndim) if out.shape[axis] in sizes.values()]
     if not axes:
         return out.ndim > 2
     if len(values) == 1 and values[0].ndim > 1:  # several inputs have no positions in common
-        sizes = {None: values[0].shape[1], **sizes}
+        sizes = {None: values[0].shape[1]} | sizes
     return not all(
         any(
             _reads_ahead(probe, place, out, axis)
@@ -56,25 +56,15 @@ class _Probe(fx.Interpreter):
     """A model that runs with later positions of one activation changed."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        graph: fx.Graph,
-        places: Sequence[fx.Node],
-        inputs: Inputs,
-        values: list[Tensor],
+        self, model: nn.Module, graph: fx.Graph, inputs: Inputs, values: list[Tensor]
     ) -> None:
-        super().__init__(model, graph=graph)
-        self.positions: dict[fx.Node | None, int] = dict.fromkeys(places, 0)
-        """Place -> number of its positions; known after a run."""
+        super().__init__(model, garbage_collect_values=False, graph=graph)
         self._inputs, self._values = inputs, values
         self._place: fx.Node | None = None
         self._cut = 0
 
     def out(self, place: fx.Node | None = None, cut: int = 0) -> Tensor:
-        """The output; from position `cut` on, an activation is that of other samples.
-
-        `place`: None: the only input.
-        """
+        """The output, with an activation changed from a position on; `place`: None: the input."""
         values = self._values if place or not cut else [_changed(self._values[0], cut)]
         self._place, self._cut = place, cut
         with torch.no_grad(), forked_rng(0):
@@ -86,12 +76,11 @@ class _Probe(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         h = super().run_node(n)
-        if n in self.positions:
-            self.positions[n] = h.shape[1]
         return _changed(h, self._cut) if n is self._place else h
 
 
 def _changed(h_BT: Tensor, cut: int) -> Tensor:
+    """Activations that are those of other samples from a position on."""
     return torch.cat([h_BT[:, :cut], h_BT.roll(1, 0)[:, cut:]], 1)
 
 
