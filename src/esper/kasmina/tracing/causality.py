@@ -41,7 +41,7 @@ def is_causal(
     if not axes:
         return out.ndim > 2
     if len(values) == 1 and values[0].ndim > 1:  # several inputs have no positions in common
-        sizes = {None: values[0].shape[1]} | sizes
+        sizes = {None: values[0].shape[1], **sizes}
     return not all(
         any(
             _reads_ahead(probe, place, out, axis)
