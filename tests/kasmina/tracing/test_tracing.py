@@ -125,7 +125,7 @@ def test_time_first_activations_are_no_places():
 
 
 class Lengths(nn.Module):
-    """Reads a size, in the end, of a tensor that is gone by then."""
+    """Reads in the end the size of a tensor that nothing else needs by then."""
 
     def __init__(self, extra: int) -> None:
         super().__init__()
@@ -133,9 +133,9 @@ class Lengths(nn.Module):
         self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        length = torch.cat([x, x[: self.extra]] if self.extra else [x, x]).size(0)
+        both = torch.cat([x, x[: self.extra]] if self.extra else [x, x])
         h = F.relu(self.b(F.relu(self.a(x))))
-        return self.c(h + torch.ones(length, 8)[: len(h)])
+        return self.c(h + torch.ones(both.size(0), 8)[: len(h)])
 
 
 @pytest.mark.parametrize("extra", [0, 1])
