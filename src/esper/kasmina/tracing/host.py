@@ -72,7 +72,7 @@ class HostTrace:
     """A user's model and its places for seeds, and how it is built and called."""
 
     factory: Factory
-    """Builds the model, with what its graphs need; a new one at each call."""
+    """Builds the model, with what its graph needs; a new one at each call."""
     plan: GraphPlan | HookPlan
     name: str
     """Class of the user's model."""

@@ -72,7 +72,7 @@ _PURE_LAYERS: Final = (
     nn.Embedding, nn.Linear, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid,
     nn.Softmax, nn.Identity, nn.Flatten, nn.Unflatten, nn.Conv1d, nn.Conv2d, TrainingFlag,
 )  # fmt: skip
-"""Layers of state that are state: without random numbers and running statistics."""
+"""Layers whose output is state if their input is: no random numbers, no running statistics."""
 
 
 def is_accessor(node: fx.Node) -> bool:
