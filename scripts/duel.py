@@ -28,18 +28,20 @@ from duel_contenders import (
     score_of,
     warm_up,
 )
+from duel_ladders import OnceLadder, RandomLadder
 from duel_problems import PROBLEMS, Problem
 from esper.plotting.pareto import hypervolume
 
-CONTENDERS = ("grow", "optuna", "optuna8", "one", "random", "eager", "bare", "inherit", "static",
-              "trees")  # fmt: skip
+CONTENDERS = ("grow", "optuna", "optuna8", "one", "random", "eager", "bare", "inherit", "once",
+              "static", "trees")  # fmt: skip
 """`optuna8`: eight processes on one GPU; `one`: one run of the widest network; `random`: our
 trainer with random search; `eager`: our search with a plain loop; `bare`: without seeds; `inherit`:
-some networks start from the weights of others; `static`: six widths, each with its rate and length
+some networks start from the weights of others; `once`: none is trained again from other initial
+weights; `static`: six widths, each with its rate and length
 drawn at random; `trees`: HistGradientBoosting, on the table."""
 OURS: dict[str, dict[str, Any]] = {
-    "grow": {}, "random": {"at_random": True}, "eager": {"eager": True}, "bare": {"slots": 0},
-    "inherit": {"inherit": True},
+    "grow": {}, "random": {"ladder": RandomLadder}, "eager": {"eager": True}, "bare": {"slots": 0},
+    "inherit": {"inherit": True}, "once": {"ladder": OnceLadder},
 }  # fmt: skip
 ALONE = {"one": play_one, "static": play_static, "trees": play_trees}
 SMALLEST = 100.0

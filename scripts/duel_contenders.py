@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from duel_problems import CARDINALITIES, PROBLEMS, Part, Problem
+from esper.growing.ladder import Ladder
 from esper.growing.runs import Recipe
 from esper.growing.trainers.augment import Augmentation
 from esper.plotting.pareto import pareto
@@ -368,15 +369,14 @@ def play_trees(problem: Problem, train: Part, val: Part, device: str, seed: int,
 
 
 def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, seconds: float,
-              eager: bool = False, at_random: bool = False, **settings: Any
+              eager: bool = False, ladder: type[Ladder] | None = None, **settings: Any
               ) -> Played:  # fmt: skip
     """`esper.grow` with the model as given, and nothing else said.
 
-    `eager`: by a plain loop; `at_random`: runs drawn at random.
+    `eager`: by a plain loop; `ladder`: proposes the runs.
     """
     import esper
     import esper.growing.run as room
-    from duel_random import RandomLadder
     from esper.growing.search import Search
     from esper.growing.trainers.eager import EagerTrainer
     from esper.kasmina.tracing import carry_weights, finished_model
@@ -395,8 +395,8 @@ def play_grow(problem: Problem, train: Part, val: Part, device: str, seed: int, 
     given = {name: vars(room)[name] for name in ("trainer_for", "Ladder")}
     if eager:
         setattr(room, "trainer_for", lambda task, *_: EagerTrainer(task))  # noqa: B010
-    if at_random:
-        setattr(room, "Ladder", RandomLadder)  # noqa: B010
+    if ladder is not None:
+        setattr(room, "Ladder", ladder)  # noqa: B010
     setattr(Search, "_record", noting)  # noqa: B010 (mypy takes no assignment to a method)
     torch.manual_seed(seed)
     try:

@@ -12,8 +12,9 @@ import torch
 
 import duel
 from duel_contenders import count, widest
+from duel_ladders import OnceLadder, RandomLadder
 from duel_problems import PROBLEMS
-from duel_random import RandomLadder
+from esper.growing.ladder import Ladder
 from esper.growing.runs import Table
 from search_support import RATES, RECIPE, ended, ladder, quality
 
@@ -56,6 +57,17 @@ def test_at_random_networks_of_every_kind_are_trained_in_full():
     assert 0.5 < sum(0.2 * one.cost for one in chosen) <= 1.0, "all that is left, in one rung"
     assert not list(made.meanwhile(table))
     assert not made.finale(table, lambda _: 10**6, 1)
+
+
+def test_once_trains_no_network_again_from_other_weights():
+    for kind, expected in ((Ladder, True), (OnceLadder, False)):
+        made = ladder(kind=kind, timed=True)
+        table = ended(Table(), [made.sized(made.first())], quality)
+        for _ in range(3):
+            chosen, _ = made.next_rung(table, 1.0, lambda one: 0.01 * one.cost)
+            table = ended(table, chosen, quality)
+        seeds = {row.seed for row in table.rows}
+        assert (len(seeds) > 1) is expected, kind
 
 
 def line(contender: str, seed: int, test: float, *incumbents: tuple[float, float]) -> dict:

@@ -1,4 +1,4 @@
-"""The contender `random` of the duel: our trainer, but any network at any rate, in full runs."""
+"""Ladders of the duel's contenders that propose something else than `esper.grow` does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ from esper.growing.runs import Recipe, Row, Table
 from esper.growing.topologies import EMPTY, with_seed
 
 
+class OnceLadder(Ladder):
+    """Trains no network again from other initial weights."""
+
+    def _restarted(self, row: Row, place: int) -> Row:
+        return row  # it is known by then
+
+
 class RandomLadder(Ladder):
-    """Proposes networks, rates and regularisers drawn at random."""
+    """Proposes networks, rates and regularisers drawn at random, in full runs."""
 
     def first(self) -> Row:
         """The model as given, in full."""
