@@ -6,7 +6,6 @@ Every shape that is new is compiled for once, so tests take the same few members
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from esper.leyline.protocols import EngineListener, PolicyProtocol
 from esper.tasks.spec import TaskSpec
 from esper.tolaria import measurements
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.runtime import CUBLAS_DETERMINISTIC, CUBLAS_ENV_VAR, set_profile
+from esper.tolaria.runtime import set_profile
 
 DEVICE = torch.device("cuda")
 NEEDS_CUDA = [
@@ -33,9 +32,8 @@ SHORT = small_task(episode_length=8)
 
 
 @pytest.fixture
-def exact(monkeypatch):
+def exact():
     """Profile `exact`, and afterwards torch's own settings."""
-    monkeypatch.setitem(os.environ, CUBLAS_ENV_VAR, CUBLAS_DETERMINISTIC[0])
     set_profile("exact", torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     yield
     torch.use_deterministic_algorithms(False)
