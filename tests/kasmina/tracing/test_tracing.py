@@ -380,10 +380,18 @@ def test_models_without_a_place_for_a_seed_have_no_slots(model: type[nn.Module])
     assert bool(host.hooked) == (model is WithoutModules)
 
 
+class FailsInTraining(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise ValueError("no labels given")
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         (lambda: nn.Linear(5, 3), ("fails on an example (2, 6)",)),
+        (lambda: FailsInTraining(6, 3), ("in training mode", "no labels given")),
         (lambda: "no model", ("returns str",)),
     ],
 )

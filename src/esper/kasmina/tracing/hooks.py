@@ -21,6 +21,7 @@ from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import slot_specs
 from esper.kasmina.tracing.tracer import BATCHES, check_output, pick_output
 from esper.leyline.slots import InjectionSpec, Topology
+from esper.leyline.user_errors import user_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,9 @@ def plan_hooks(
     keys, writes = {}, False
     for training in (True, False):
         values = inputs.batch(example, BATCHES[0])
-        with torch.no_grad(), forked_rng(0):
+        mode = "training" if training else "eval"
+        failing = user_code(f"{name} fails on an example in {mode} mode")
+        with torch.no_grad(), forked_rng(0), failing:
             out = inputs.call(copy.deepcopy(base).train(training), values)
         keys[training] = OutputKey.of(out, output)
         check_output(name, keys[training].pick(out), BATCHES[0])
