@@ -230,7 +230,7 @@ def test_the_finale_comes_after_a_full_rung_or_where_there_is_no_time_for_many(
     made = Timed(tmp_path, row(0, rung=rung), parallel=1, **settings)
     made.now, asked = USABLE - left, list[tuple[int, int]]()
 
-    def finale(table: Table, batches: Any, count: int, smaller: bool, cores: int) -> list[Row]:
+    def finale(table: Table, batches: Any, count: int, cores: int) -> list[Row]:
         asked.append((batches(row(0)), count))
         return [planned(1, 300)]
 
@@ -256,7 +256,7 @@ def test_a_network_that_is_proposed_because_another_was_slow_is_timed_as_well(tm
     made, looked = Timed(tmp_path, row(0, rung=2)), list[str]()
     plain, shifted = RECIPE, replace(RECIPE, augment="shift", batches=1)
 
-    def finale(table: Table, batches: Any, count: int, smaller: bool, cores: int) -> list[Row]:
+    def finale(table: Table, batches: Any, count: int, cores: int) -> list[Row]:
         enough = batches(planned(1, recipe=shifted)) > 500
         return [planned(1, recipe=shifted if enough else plain)]
 
@@ -274,16 +274,14 @@ def test_a_network_that_is_proposed_because_another_was_slow_is_timed_as_well(tm
 
 
 @pytest.mark.parametrize(("parallel", "cores", "asked"), [
-    (1, 1, [(1, False, 0)]), (3, 1, [(3, True, 0)]), (9, 1, [(MAX_FINALE, True, 0)]),
-    (2, 2, [(1, True, 2), (2, True, 0)]),
+    (1, 1, [(1, 0)]), (3, 1, [(3, 0)]), (9, 1, [(MAX_FINALE, 0)]), (2, 2, [(1, 2), (2, 0)]),
 ])  # fmt: skip
 def test_the_finale_has_a_run_for_every_process_or_one_for_all_cores(
     tmp_path, parallel, cores, asked
 ):
-    """And smaller networks, but on one core."""
-    made, given = Timed(tmp_path, row(0, rung=2), parallel=parallel), list[tuple[int, bool, int]]()
+    made, given = Timed(tmp_path, row(0, rung=2), parallel=parallel), list[tuple[int, int]]()
     made.search.trainer.cores = cores
-    made.search.ladder.finale = lambda *five: given.append(five[2:]) or []  # type: ignore[method-assign]
+    made.search.ladder.finale = lambda *four: given.append(four[2:]) or []  # type: ignore[method-assign]
     made.search._finale()
     assert given == asked
 

@@ -60,6 +60,8 @@ MIN_LONGER: Final = 1.5
 """Times as long as all before that the finale is, at least."""
 SMALLER_SHARE: Final = 0.125
 """Share of the finale that smaller networks get."""
+ROOMY_EPOCHS: Final = 24
+"""Length of a lone last run from which smaller networks get a part of its time."""
 MAX_SMALLER: Final = 4
 """How many, at most, each half as large as the next."""
 PATIENCE: Final = 2
@@ -213,14 +215,13 @@ class Ladder(Proposals):
         table: Table,
         batches: Callable[[Row], int],
         count: int,
-        smaller: bool = True,
         cores: int = 0,
     ) -> list[Row]:
         """What may be the best in the end, in runs for the rest of the time.
 
         None, if length does not pay, or there is no time for longer runs than before.
-        `batches`, `count`: as for `filling`; `smaller`: with smaller networks beside them;
-        `cores`: of the long runs, those beside them have one; 0: one each.
+        `batches`, `count`: as for `filling`; `cores`: of the long runs, those beside them have
+        one; 0: one each.
         """
         rows, space, rung = table.rows, self.space, table.rungs
         near = [replace(row, threads=cores) for row in self._near_cap(rows)]
@@ -230,7 +231,10 @@ class Ladder(Proposals):
         found = list(islice(self._fresh(purposed("finale", long), rows), count))
         if found:
             lanes = max(1, cores)
-            others = self._smaller(rung, rows, found, batches, lanes) if smaller else ()
+            # One run after the other: smaller ones cost the long one its time.
+            roomy = space.length(found[0].recipe) >= ROOMY_EPOCHS * space.epoch
+            room = roomy or count > 1 or cores > 1
+            others = self._smaller(rung, rows, found, batches, lanes) if room else ()
             beside = chain(
                 purposed("smaller", others), purposed("reference", self._reference(rung, rows))
             )

@@ -212,11 +212,8 @@ class Search:
 
         `threads`: of each long one, 0: one.
         """
-        # On one core there is too little time for both.
-        several = count > 1 or threads > 1
-        proposed = partial(
-            self.ladder.finale, self.table, partial(self._fitting, count), count, several, threads
-        )
+        fitting = partial(self._fitting, count)
+        proposed = partial(self.ladder.finale, self.table, fitting, count, threads)
         rows = proposed()
         for _ in range(MAX_PROBES):
             if not rows or all(self.clock.is_timed(row) for row in rows[:count]):
