@@ -12,10 +12,10 @@ import pytest
 from esper.growing.budget import Budget
 from esper.growing.ladder import (
     AUGMENTED_EPOCHS,
+    LEFT_SHARE,
     MAX_REFUSED,
     MAX_SMALLER,
     MIN_LONGER,
-    ROOMY_EPOCHS,
     SMALLER_SHARE,
 )
 from esper.growing.proposals import MAX_RUNS, MIN_BATCHES, RESTARTS
@@ -266,6 +266,7 @@ def finale(made, rows, batches: int = 400, count: int = 2) -> list[Row]:
     found = whole_finale(made, rows, batches, count)
     long = [one for one in found if one.purpose == "finale"]
     room = sum(one.recipe.batches for one in found[len(long) :])
+    room += round(LEFT_SHARE * batches) if count == 1 else 0
     if long and long[-1].recipe.batches + room == batches:
         long[-1] = replace(long[-1], recipe=replace(long[-1].recipe, batches=batches))
     return long
@@ -345,23 +346,36 @@ def test_the_model_is_trained_for_a_third_of_a_full_run_and_the_last_run_gives_i
     assert "reference" not in {one.purpose for one in found}, "nothing is known of it"
 
 
-@pytest.mark.parametrize("cores", [2, 4, 8])
-def test_beside_a_run_with_all_cores_others_have_one_each_and_a_part_of_the_time(cores):
-    """All cores are `cores` times as fast as one."""
-
-    def fitting(one: Row) -> int:
-        return 9000 if one.threads else 9000 // cores
-
+@pytest.mark.parametrize("cores", [0, 4])
+def test_a_lone_last_run_leaves_a_part_of_the_time_for_after_it(cores):
     made = ladder(longer=10**5, **TIMED)
-    table = Table((*GAINED, run(3, 0.6, variant=2)))
-    first, *beside = made.finale(table, fitting, 1, cores)
-    assert (first.threads, first.purpose) == (cores, "finale")
-    assert {one.threads for one in beside} == {0}
-    parts = [one.recipe.batches / fitting(one) for one in beside]
-    wall = max(sum(parts) / cores, *parts)
-    assert len(beside) >= 3
-    assert wall == pytest.approx(SMALLER_SHARE, rel=0.05)
-    assert first.recipe.batches == pytest.approx((1 - wall) * 9000, abs=1)
+    rows = (*GAINED, run(3, 0.6, variant=2))
+    (only,) = made.finale(Table(rows), lambda _: 1000, 1, cores)
+    assert (only.threads, only.purpose) == (cores, "finale")
+    assert only.recipe.batches == round((1 - LEFT_SHARE) * 1000)
+    two = made.finale(Table(rows), lambda _: 1000, 2)
+    for without in (rows, (*rows, *two)):
+        found = made.after_finale(Table(without), lambda _: 1000, 2)
+        assert found == [], "there was no lone one"
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8])
+def test_after_a_lone_last_run_the_model_and_smaller_networks_share_what_is_left(lanes):
+    made, short = ladder(**TIMED), run(0, 0.5, FULL // 9)
+    rows = (short, *GAINED[1:], run(3, 0.6, variant=2))
+    last = run(4, 0.9, 9 * FULL, variant=3, rung=3)
+    table = Table((*rows, replace(last, purpose="finale")))
+    reference, *smaller = found = made.after_finale(table, lambda _: 400, lanes)
+    assert [one.number for one in found] == [*range(5, 5 + len(found))]
+    assert {one.rung for one in found} == {4}
+    assert (reference.purpose, *said([reference])) == ("reference", (0, SHORT))
+    assert {one.purpose for one in smaller} == {"smaller"}
+    parts = [one.recipe.batches for one in smaller]
+    at_once = max(lanes, len(parts))
+    assert len(parts) == 3, "a half, a quarter, an eighth of its size"
+    assert parts == [round((lanes - SHORT / 400) / at_once * 400)] * 3
+    few = made.after_finale(table, lambda _: 2 * SHORT - 1, 1)
+    assert {one.purpose for one in few} == {"smaller"}, "it would take more than half"
 
 
 def smaller(made, rows, batches: int = 400, count: int = 2) -> list[tuple[int, int | None, int]]:
@@ -382,9 +396,6 @@ def test_the_finale_has_a_network_of_half_the_size_of_a_quarter_and_so_on():
     two, one = [(50, 0, 56), (200, 4, 56)], [(50, 0, 100)]
     assert smaller(ladder(**TIMED), rows, 450) == two, "half as long again as before, or none"
     assert smaller(ladder(**TIMED), rows, 400) == one, "the least trained comes first"
-    lone = [smaller(ladder(space={"epoch": 900 / epochs}, **TIMED), rows, 900, count=1)
-            for epochs in (ROOMY_EPOCHS - 1, ROOMY_EPOCHS)]  # fmt: skip
-    assert lone == [[], [(50, 0, 56), (200, 4, 56)]], "of a lone run, if it is a long one"
     few = FakeNetworks(params=(100, 400))
     both = [replace(one, variant=min(1, one.variant)) for one in GAINED]
     assert smaller(ladder(few, **TIMED), both, 900) == [(100, 0, 3 * each)], "for itself"
@@ -394,9 +405,9 @@ def test_the_finale_has_a_network_of_half_the_size_of_a_quarter_and_so_on():
     )
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("count", [2, 4])
 def test_smaller_networks_get_a_part_of_the_finale_that_its_last_run_gives(count):
-    made = ladder(FakeNetworks(params=(50, 100, 200, 400)), space={"epoch": 1}, **TIMED)
+    made = ladder(FakeNetworks(params=(50, 100, 200, 400)), **TIMED)
     rows = [run(n, 0.5 + 0.1 * n, variant=n, params=50 * 2**n) for n in range(4)]
     long = run(4, 0.9, FULL, variant=3)
     found = whole_finale(made, [*rows, long], 900, count)

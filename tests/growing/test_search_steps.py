@@ -19,6 +19,7 @@ from esper.growing.search import (
     MAX_FINALE,
     MAX_LEAST,
     MAX_REFUSED,
+    MIN_FILL,
     SAFE,
     SAFE_UNTIMED,
     TABLE_SECONDS,
@@ -241,6 +242,24 @@ def test_the_finale_comes_after_a_full_rung_or_where_there_is_no_time_for_many(
         assert made.search._propose() == [planned(1, 300)], "and nothing else"
 
 
+@pytest.mark.parametrize(("left", "abreast"), [(20.0, 1), (20.0, 3), (MIN_FILL, 1)])
+def test_after_a_lone_last_run_comes_what_it_has_left_time_for(tmp_path, left, abreast):
+    made = Timed(tmp_path, row(0), parallel=1)
+    made.now, asked = USABLE - left, list[tuple[int, int]]()
+    made.search.trainer.at_once = abreast
+
+    def after_finale(table: Table, batches: Any, count: int) -> list[Row]:
+        asked.append((batches(row(0)), count))
+        return [planned(1, 10)]
+
+    made.search.ladder.finale = lambda *_: []  # type: ignore[method-assign]
+    made.search.ladder.after_finale = after_finale  # type: ignore[method-assign]
+    made.search.ladder.filling = lambda *_: []  # type: ignore[method-assign]
+    due = left > MIN_FILL
+    assert (made.search._propose() == [planned(1, 10)]) is due
+    assert asked == [(int(SAFE * made.clock.left / (0.1 * abreast)), abreast)] * due
+
+
 @pytest.mark.parametrize(("left", "threads", "quick"), [
     (11.0, 0, True), (9.0, 0, False), (9.0, 2, True), (4.5, 2, False),
 ])  # fmt: skip
@@ -304,16 +323,6 @@ def test_long_runs_start_first_and_a_rung_has_taken_its_own_time(tmp_path):
     made.search.run(Table((row(0), planned(1, 10), planned(2, 50), planned(3, 30))))
     assert list(dict.fromkeys(number for number, _ in trainer.trained)) == [2, 3, 1]
     assert rungs == [pytest.approx(9.0)]
-
-
-def test_a_run_on_all_cores_waits_for_those_beside_it(tmp_path):
-    trainer = CountingTrainer()
-    made = Timed(tmp_path, trainer=trainer, limit=1000.0)
-    Proposing(made.search)
-    made.search._affords = lambda one: True  # type: ignore[method-assign]
-    on_all_cores = replace(planned(1, 90), threads=2)
-    made.search.run(Table((row(0), on_all_cores, planned(2, 50), planned(3, 30))))
-    assert list(dict.fromkeys(number for number, _ in trainer.trained)) == [2, 3, 1]
 
 
 def test_after_ctrl_c_nobody_is_given_a_job(tmp_path):

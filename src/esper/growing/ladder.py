@@ -59,9 +59,11 @@ AUGMENTED_EPOCHS: Final = 12
 MIN_LONGER: Final = 1.5
 """Times as long as all before that the finale is, at least."""
 SMALLER_SHARE: Final = 0.125
-"""Share of the finale that smaller networks get."""
-ROOMY_EPOCHS: Final = 24
-"""Length of a lone last run from which smaller networks get a part of its time."""
+"""Share of the finale that smaller networks get beside its runs."""
+LEFT_SHARE: Final = 0.08
+"""Share that a lone last run leaves them, for after it."""
+MAX_REFERENCE: Final = 0.5
+"""Share of that time that the model as given may take."""
 MAX_SMALLER: Final = 4
 """How many, at most, each half as large as the next."""
 PATIENCE: Final = 2
@@ -220,8 +222,7 @@ class Ladder(Proposals):
         """What may be the best in the end, in runs for the rest of the time.
 
         None, if length does not pay, or there is no time for longer runs than before.
-        `batches`, `count`: as for `filling`; `cores`: of the long runs, those beside them have
-        one; 0: one each.
+        `batches`, `count`: as for `filling`; `cores`: of a lone one; 0: one.
         """
         rows, space, rung = table.rows, self.space, table.rungs
         near = [replace(row, threads=cores) for row in self._near_cap(rows)]
@@ -229,35 +230,45 @@ class Ladder(Proposals):
         lasting = (self._lasting(row, rung, batches) for row in self._candidates(near, batches))
         long = (row for row in lasting if space.length(row.recipe) >= MIN_LONGER * longest)
         found = list(islice(self._fresh(purposed("finale", long), rows), count))
-        if found:
-            lanes = max(1, cores)
-            # One run after the other: smaller ones cost the long one its time.
-            roomy = space.length(found[0].recipe) >= ROOMY_EPOCHS * space.epoch
-            room = roomy or count > 1 or cores > 1
-            others = self._smaller(rung, rows, found, batches, lanes) if room else ()
-            beside = chain(
-                purposed("smaller", others), purposed("reference", self._reference(rung, rows))
-            )
-            found = self._with_room(found, list(self._fresh(beside, rows)), batches, lanes)
+        if found and count == 1:
+            found = self._with_room(found, LEFT_SHARE, batches)
+        elif found:
+            smaller = self._smaller(rung, rows, found, batches, SMALLER_SHARE * len(found))
+            reference = self._reference(rung, rows)
+            chosen = chain(purposed("smaller", smaller), purposed("reference", reference))
+            beside = list(self._fresh(chosen, rows))
+            found = [*self._with_room(found, _parts(beside, batches), batches), *beside]
         return numbered(list(self._fresh(iter(found), rows)), table)
+
+    def after_finale(self, table: Table, batches: Callable[[Row], int], count: int) -> list[Row]:
+        """What a lone last run leaves time for: the model as given, and smaller networks.
+
+        After it, for its own length would suffer where the time is not what was predicted.
+        `batches`, `count`: as for `filling`.
+        """
+        rows, rung = table.rows, table.rungs
+        last = [row for row in rows if row.rung == rung - 1]
+        if [row.purpose for row in last] != ["finale"]:
+            return []
+        wanted = purposed("reference", self._reference(rung, rows))
+        reference = list(self._fresh(wanted, rows))
+        part = _parts(reference, batches)
+        if part > MAX_REFERENCE * count:
+            reference, part = [], 0.0
+        smaller = self._smaller(rung, rows, last, batches, count - part, count)
+        found = chain(reference, self._fresh(purposed("smaller", smaller), rows))
+        return numbered(list(found), table)
 
     def _lasting(self, row: Row, rung: int, batches: Callable[[Row], int]) -> Row:
         """A row again, for all of the time that is left."""
         length = min(self.settings.longer, self.space.usual(row.recipe, batches(row)))
         return replace(self._again(row, rung, length), threads=row.threads)
 
-    def _with_room(
-        self, found: list[Row], beside: list[Row], batches: Callable[[Row], int], lanes: int
-    ) -> list[Row]:
-        """Runs of the finale, the last one shorter by the time of those beside it, and these.
-
-        `lanes`: of those beside it, as many as train at a time.
-        """
-        parts = [row.recipe.batches / max(1, batches(row)) for row in beside]
-        share = max(sum(parts) / lanes, max(parts, default=0.0))
+    def _with_room(self, found: list[Row], part: float, batches: Callable[[Row], int]) -> list[Row]:
+        """Runs of the finale, the last one shorter by a part of the time."""
         last = found[-1]
-        fewer = max(1, min(last.recipe.batches, round((1.0 - share) * batches(last))))
-        return [*found[:-1], replace(last, recipe=replace(last.recipe, batches=fewer)), *beside]
+        fewer = max(1, min(last.recipe.batches, round((1.0 - part) * batches(last))))
+        return [*found[:-1], replace(last, recipe=replace(last.recipe, batches=fewer))]
 
     def _smaller(
         self,
@@ -265,13 +276,15 @@ class Ladder(Proposals):
         rows: Sequence[Row],
         found: Sequence[Row],
         batches: Callable[[Row], int],
-        lanes: int,
+        part: float,
+        lanes: int = 1,
     ) -> list[Row]:
         """The best networks of half the size, of a quarter and so on, for longer than before: a
         frontier has all sizes.
 
-        They share a part of the time of the last long run equally; those that had the most so far
-        get none, if there would be too little for all.
+        They share a part of the time of one run equally; those that had the most so far get none,
+        if there would be too little for all. `found`: the long runs; `lanes`: of the smaller ones,
+        as many train at a time.
         """
         done, size, space = self._sound(rows), found[0].params, self.space
         halves = (size / 2 ** (place + 1) for place in range(MAX_SMALLER))
@@ -280,7 +293,7 @@ class Ladder(Proposals):
         some.sort(key=lambda row: space.length(row.recipe))
         longest = max(space.length(row.recipe) for row in found)
         for count in range(len(some), 0, -1):
-            share = SMALLER_SHARE * len(found) * lanes / max(count, lanes)
+            share = part / max(count, lanes)
             longer = [
                 min(longest, space.usual(row.recipe, round(share * batches(row))))
                 for row in some[:count]
@@ -384,6 +397,11 @@ class Ladder(Proposals):
         worst = float(merits(done).min()) if math.isnan(worst) else worst
         worst = min(worst, 0.99)
         return hypervolume(merits(some), sizes(some), 2.0 * most, least, worst)
+
+
+def _parts(rows: Sequence[Row], batches: Callable[[Row], int]) -> float:
+    """Parts of the time that runs take, together."""
+    return sum(row.recipe.batches / max(1, batches(row)) for row in rows)
 
 
 def numbered(rows: Sequence[Row], table: Table) -> list[Row]:

@@ -161,7 +161,7 @@ class Search:
         if not self.table.rows:
             return [ladder.sized(ladder.first())]
         self.networks.complete()
-        rows = self._finale()
+        rows = self._finale() or self._after_finale()
         if rows:
             return rows
         # What a rung holds may depend on the machine only where its speed decides the end anyway.
@@ -170,8 +170,8 @@ class Search:
         if math.isfinite(self.clock.limit):
             self.clock.reserved = self._after([*judged(self.table.rows), *rows])
         rows = self._affordable(rows)
-        if not rows and math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL:
-            count = max(1, min(MAX_FILLING, round(self.clock.parallel)))
+        if not rows and self._has_rest:
+            count = min(MAX_FILLING, self._abreast)
             rows = ladder.filling(self.table, partial(self._fitting, count), count)
             rows = self._affordable(rows)
         if not rows:
@@ -186,12 +186,30 @@ class Search:
         few = clock.predict(ladder.in_full(self.table)) > FEW * clock.left
         if self.table.rungs <= FULL_RUNG and not few:
             return []
-        count = min(MAX_FINALE, max(self.trainer.at_once, round(clock.parallel)))
+        count = min(MAX_FINALE, self._abreast)
         # A refit would take as long again: where length pays, a longer run is worth more.
         kept, clock.reserved = clock.reserved, 0.0
         rows = self._affordable(self._last_runs(count))
         clock.reserved = clock.reserved if rows else kept
         return rows
+
+    @property
+    def _abreast(self) -> int:
+        """Runs that train at a time."""
+        return max(1, self.trainer.at_once, round(self.clock.parallel))
+
+    @property
+    def _has_rest(self) -> bool:
+        """Whether some of a limited time is left."""
+        return math.isfinite(self.clock.limit) and self.clock.left > MIN_FILL
+
+    def _after_finale(self) -> list[Row]:
+        """Runs for what a lone last one has left."""
+        if not self._has_rest:
+            return []
+        count = self._abreast
+        fitting = partial(self._fitting, count)
+        return self._affordable(self.ladder.after_finale(self.table, fitting, count))
 
     def _last_runs(self, count: int) -> list[Row]:
         """Runs for the rest of the time: some beside each other, or one with all cores of a CPU.
@@ -302,10 +320,8 @@ class Search:
         """Train the open runs of a rung."""
         began = self.clock.seconds
         self._running, self._begun = {}, {}
-        # Long ones first, so that none waits for the last one; before them, what is urgent. What
-        # uses all cores comes last: beside others each of its operations would wait for a core.
-        rows = sorted(rows, key=lambda row: (row.threads, not self._is_urgent(row),
-                                             -self.clock.share(row)))  # fmt: skip
+        # Long ones first, so that none waits for the last one; before them, what is urgent.
+        rows = sorted(rows, key=lambda row: (not self._is_urgent(row), -self.clock.share(row)))
         for outcome in self.trainer.train(self._jobs(rows), self._tick):
             self._record(outcome)
         self.clock.end_rung(self.clock.seconds - began)
