@@ -371,9 +371,9 @@ def test_after_a_lone_last_run_the_model_and_smaller_networks_share_what_is_left
     assert (reference.purpose, *said([reference])) == ("reference", (0, SHORT))
     assert {one.purpose for one in smaller} == {"smaller"}
     parts = [one.recipe.batches for one in smaller]
-    at_once = max(lanes, len(parts))
     assert len(parts) == 3, "a half, a quarter, an eighth of its size"
-    assert parts == [round((lanes - SHORT / 400) / at_once * 400)] * 3
+    in_a_lane = {1: 3, 2: 2, 8: 1}[lanes]
+    assert parts == [round((lanes - SHORT / 400) / lanes / in_a_lane * 400)] * 3
     few = made.after_finale(table, lambda _: 2 * SHORT - 1, 1)
     assert {one.purpose for one in few} == {"smaller"}, "it would take more than half"
 

@@ -60,7 +60,7 @@ MIN_LONGER: Final = 1.5
 """Times as long as all before that the finale is, at least."""
 SMALLER_SHARE: Final = 0.125
 """Share of the finale that smaller networks get beside its runs."""
-LEFT_SHARE: Final = 0.08
+LEFT_SHARE: Final = 0.15
 """Share that a lone last run leaves them, for after it."""
 MAX_REFERENCE: Final = 0.5
 """Share of that time that the model as given may take."""
@@ -293,7 +293,7 @@ class Ladder(Proposals):
         some.sort(key=lambda row: space.length(row.recipe))
         longest = max(space.length(row.recipe) for row in found)
         for count in range(len(some), 0, -1):
-            share = part / max(count, lanes)
+            share = part / lanes / math.ceil(count / lanes)  # whole runs in every lane
             longer = [
                 min(longest, space.usual(row.recipe, round(share * batches(row))))
                 for row in some[:count]
